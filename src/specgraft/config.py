@@ -1,0 +1,254 @@
+"""One TOML file per run: pydantic models, dotted overrides, unknown keys refused by name. Loads no torch.
+
+One section per stage, named as the stage (DESIGN section 2).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Run(Section):
+    name: str = Field("pilot", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of the run, under `root`")
+    root: str = Field("runs", description="where runs live")
+    seed: int = Field(0, ge=0)
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's own choice")
+
+
+class TargetSection(Section):
+    id: str = Field("smollm2", description="`smollm2` (embedded), a Hugging Face folder, or a hub id")
+    dtype: Dtype = Field("bfloat16", description="weights and captured states")
+    remote_code: bool = Field(False, description="allow code from the hub")
+    mask_token_id: int | None = Field(None, ge=0, description="reserved, unused id fed to the block's open slots")
+
+
+class PromptsSection(Section):
+    source: str = Field("builtin", description="`builtin`, or a JSONL file in OpenAI messages format")
+    train: int = Field(480, ge=1, description="prompts to answer for training")
+    held_out: int = Field(100, ge=1, description="prompts to answer for evaluation; families never shared with train")
+    held_out_share: float = Field(0.1, gt=0, lt=1, description="share of families that are held out, by hash of the name")
+    languages: dict[str, Annotated[float, Field(ge=0)]] = {"en": 0.6, "ko": 0.2, "ja": 0.2}
+    domains: dict[str, Annotated[float, Field(ge=0)]] = {"chat": 0.4, "code": 0.25, "math": 0.2, "tool": 0.15}
+    max_tokens: int = Field(512, ge=8, description="a rendered prompt longer than this is refused")
+
+
+class RegenSection(Section):
+    temperature: float = Field(1.0, ge=0, description="of the sampled answers")
+    greedy_share: float = Field(0.5, ge=0, le=1, description="share of training prompts answered greedily (by hash of the id)")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0: no limit")
+    max_new_tokens: int = Field(128, ge=2)
+    batch: int = Field(64, ge=1, description="rows decoded together")
+    group: int = Field(192, ge=1, description="prompts per committed file; what a kill can cost")
+
+
+class CaptureSection(Section):
+    taps: list[int] | Literal["spread"] = Field("spread", description="0-based decoder layers whose outputs are kept")
+    tap_count: int = Field(5, ge=1, description="how many, for `spread`")
+    batch_tokens: int = Field(4096, ge=1, description="tokens per forward pass")
+    shard_tokens: int = Field(65536, ge=1, description="tokens per safetensors shard")
+
+
+class DraftersSection(Section):
+    kind: Literal["dspark"] = "dspark"
+    draft_tokens: int = Field(7, ge=1, le=64, description="G: tokens proposed per round")
+    layers: int = Field(5, ge=1)
+    heads: int = Field(0, ge=0, description="query heads; 0: as the target")
+    kv_heads: int = Field(0, ge=0, description="key/value heads; 0: as the target")
+    head_dim: int = Field(0, ge=0, description="0: as the target")
+    intermediate: int = Field(0, ge=0, description="MLP width; 0: as the target")
+    markov_rank: int = Field(256, ge=1)
+    markov_head: Literal["vanilla"] = "vanilla"
+    confidence_with_markov: bool = True
+    confidence_detach: bool = Field(False, description="keep the confidence loss out of the trunk")
+    warm_layers: list[int] | Literal["none", "spread"] = Field(
+        "none", description="target layers whose weights start the draft layers, one per draft layer"
+    )
+    warm_markov: bool = Field(False, description="start the Markov head from token-pair counts of the answers")
+    warm_fc: Literal["none", "mean", "last"] = Field("none", description="start `fc` as the mean of the taps, or the last tap")
+
+
+class DistillSection(Section):
+    ce: float = Field(0.1, ge=0)
+    l1: float = Field(0.9, ge=0)
+    confidence: float = Field(1.0, ge=0)
+    decay: float = Field(4.0, gt=0, description="gamma_w: slot j weighs exp(-(j-1)/decay)")
+    slot_sampling: bool = Field(
+        False, description="draw slots with probability exp(-(j-1)/decay) and weight 1 instead of weighing them: same mean gradient, fewer head rows"
+    )
+    chunk_rows: int = Field(64, ge=1, description="rows of [., vocabulary] held at once")
+    prompt_anchors: bool = Field(False, description="also anchor on prompt tokens, with the target's own distribution as the label")
+
+
+class TrainSection(Section):
+    steps: int = Field(300, ge=1)
+    rows: int = Field(8, ge=1, description="conversations per step")
+    anchors: int = Field(32, ge=1, description="anchors per conversation and step")
+    lr: float = Field(6e-4, gt=0)
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0)
+    compute: Dtype = Field("bfloat16", description="products; sums, norms and losses stay float32, master weights too")
+    max_length: int = Field(1024, ge=8, description="tokens of one conversation seen by the trainer")
+    checkpoint_every: int = Field(50, ge=1)
+    keep: int = Field(2, ge=1, description="checkpoints kept, the newest")
+    validate_every: int = Field(50, ge=1, description="teacher-forced accept length on held-out")
+    validate_rows: int = Field(16, ge=1)
+
+
+class EvaluateSection(Section):
+    dtype: Dtype = "float32"
+    prompts: int = Field(100, ge=1, description="held-out prompts at T=0, compared token by token with plain decoding")
+    sampled_prompts: int = Field(32, ge=0, description="held-out prompts at T=1")
+    max_new_tokens: int = Field(128, ge=2)
+    batch: int = Field(16, ge=1, description="sequences decoded together")
+    speed_prompts: int = Field(8, ge=0, description="prompts timed one by one, with and without the drafter")
+    speed_dtype: Dtype = "bfloat16"
+    examples: int = Field(3, ge=0, description="generations shown in the report")
+
+
+class ExportSection(Section):
+    to: Literal["sglang", "hf"] = "sglang"
+    dtype: Dtype = "bfloat16"
+
+
+class CheckSection(Section):
+    overfit_steps: int = Field(120, ge=1)
+    overfit_tokens: int = Field(64, ge=16)
+    agreement: float = Field(0.05, gt=0, description="largest relative difference between predicted and measured accept length")
+
+
+class RunConfig(Section):
+    """Everything one run needs."""
+
+    run: Run = Run()
+    target: TargetSection = TargetSection()
+    prompts: PromptsSection = PromptsSection()
+    regen: RegenSection = RegenSection()
+    capture: CaptureSection = CaptureSection()
+    drafters: DraftersSection = DraftersSection()
+    distill: DistillSection = DistillSection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    export: ExportSection = ExportSection()
+    check: CheckSection = CheckSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        warm = self.drafters.warm_layers
+        if isinstance(warm, list) and len(warm) != self.drafters.layers:
+            raise ValueError(
+                f"drafters.warm_layers names {len(warm)} layers for {self.drafters.layers} draft layers: give one each"
+            )
+        if self.evaluate.prompts > self.prompts.held_out:
+            raise ValueError(
+                f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out})"
+            )
+        if self.distill.prompt_anchors and self.distill.ce > 0 and self.regen.temperature == 0:
+            pass
+        return self
+
+
+def parse_override(text: str) -> tuple[list[str], Any]:
+    """`train.lr=3e-4` -> (["train", "lr"], 0.0003). The value is TOML; what is no TOML value is taken as a string."""
+    key, sep, raw = text.partition("=")
+    if not sep or not key.strip():
+        raise ValueError(f"override {text!r}: write section.key=value, for example train.lr=3e-4")
+    try:
+        value = tomllib.loads(f"v = {raw}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    return key.strip().split("."), value
+
+
+def load_config(path: str | Path | None, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+    """Reads a run file and applies overrides. Raises `ValueError` with one line a user can act on."""
+    data: dict[str, Any] = {}
+    where = "defaults"
+    if path is not None:
+        where = str(path)
+        try:
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"{path}: no such run file; `specgraft pilot` needs none, recipes/ holds examples") from None
+        except IsADirectoryError:
+            raise ValueError(f"{path}: is a folder; give the run file itself (a .toml)") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: is not UTF-8 text") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path}: not valid TOML: {error}") from None
+    for text in overrides:
+        keys, value = parse_override(text)
+        node: Any = data
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"override {text!r}: {key} is not a section")
+        node[keys[-1]] = value
+    return validate(data, where)
+
+
+def validate(data: dict[str, Any], where: str) -> RunConfig:
+    """Validates a parsed run file; the first fault becomes one line naming the key and what to do."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = [str(part) for part in first["loc"]]
+        # pydantic adds the union member to the path; keep only keys the user wrote
+        keys = [part for part in location if part.isidentifier() and not part.startswith("literal")]
+        dotted = ".".join(_known_prefix(keys, data))
+        if first["type"] == "extra_forbidden":
+            raise ValueError(f"{where}: unknown key `{'.'.join(keys)}`{_nearest(keys)}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        value = "" if first["type"] == "value_error" else f" (given: {json.dumps(first['input'], default=str)})"
+        raise ValueError(f"{where}: {dotted + ': ' if dotted else ''}{message}{value}") from None
+
+
+def _known_prefix(keys: list[str], data: dict[str, Any]) -> list[str]:
+    kept: list[str] = []
+    node: Any = data
+    for key in keys:
+        if not isinstance(node, dict) or key not in node:
+            break
+        kept.append(key)
+        node = node[key]
+    return kept or keys
+
+
+def _nearest(keys: list[str]) -> str:
+    """Names the nearest known key, looking in the same section first and then everywhere."""
+    known: list[str] = []
+    for name, info in RunConfig.model_fields.items():
+        known.append(name)
+        section = info.annotation
+        assert isinstance(section, type) and issubclass(section, BaseModel)
+        known += [f"{name}.{key}" for key in section.model_fields]
+    wanted = ".".join(keys)
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    if not close:
+        by_leaf = {full.split(".")[-1]: full for full in known}
+        leaf = difflib.get_close_matches(keys[-1], list(by_leaf), n=1, cutoff=0.5)
+        close = [by_leaf[leaf[0]]] if leaf else []
+    if close:
+        return f"; did you mean `{close[0]}`?"
+    section_keys = [full for full in known if full.startswith(keys[0] + ".")]
+    return f"; known here: {', '.join(section_keys or RunConfig.model_fields)}"
+
+
+assert set(get_args(Dtype)) == {"float32", "bfloat16", "float16"}

@@ -1,0 +1,88 @@
+"""The nouns of specgraft (DESIGN: section 4). Each field says its shape and who fills it.
+
+Legend: T tokens of one conversation, K taps, D hidden size, G draft tokens, B batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the nouns are read by stages that must not load torch
+    import torch
+
+
+def ids_digest(ids: list[int]) -> str:
+    """A short sha256 of token ids, taken where they are made and compared where they are used."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of the mix. Filled by `regen` (built-in set or a JSONL file)."""
+
+    id: str  # stable and unique; resuming goes by it
+    family: str  # prompts of one family are never split between train and held-out
+    language: str  # "en", "ko", "ja", ...
+    domain: str  # "chat", "code", "math", "tool", ...
+    messages: tuple[dict[str, Any], ...]  # OpenAI messages, ending with the turn to be answered
+    tools: tuple[dict[str, Any], ...] = ()  # OpenAI function list, for the template's `tools`
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt with the target's own answer as token ids, never decoded and re-encoded. Filled by `regen`."""
+
+    prompt_id: str
+    family: str
+    language: str
+    domain: str
+    split: str  # "train" or "heldout", by family
+    input_ids: list[int]  # [T] rendered prompt followed by the generated ids
+    loss_mask: list[bool]  # [T] True where the target generated the token
+    prompt_length: int  # tokens the template rendered
+    temperature: float  # sampling used for this answer (0 = greedy)
+    top_p: float
+    top_k: int  # 0 = no limit
+    finish_reason: str  # "stop" (an end token was generated, and is kept) or "length" (cut by the limit)
+    digest: str  # of the generated ids as the engine emitted them (`ids_digest`); the token identity gate compares it
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the drafter is trained on, for one conversation. Filled by `capture`, all states in the target's dtype."""
+
+    prompt_id: str
+    input_ids: torch.Tensor  # [T] int64
+    loss_mask: torch.Tensor  # [T] bool
+    taps: torch.Tensor  # [T, K, D] outputs of the tapped decoder layers, before any norm
+    last: torch.Tensor  # [T, D] output of the last decoder layer, before the final norm
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of one verify round for one sequence. Filled by `decode`."""
+
+    accepted: int  # r: drafts accepted
+    committed: tuple[int, ...]  # tokens added to the text: accepted drafts, then correction or bonus
+    proposed: int  # drafts that were proposed (G)
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """One gate of DESIGN section 6. Filled by `check`."""
+
+    name: str
+    passed: bool
+    detail: str  # what was compared, and the figure
+    measured: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

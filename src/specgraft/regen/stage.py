@@ -1,0 +1,164 @@
+"""`regen`: prompts -> Conversations answered by the target.
+
+Prompts are answered in groups; a finished group is one file, written whole. After a kill the unfinished group is
+answered again from its start, so the ids do not depend on when the run was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from specgraft.config import RunConfig
+from specgraft.log import progress, say
+from specgraft.records import Conversation, Prompt, ids_digest
+from specgraft.regen.prompts import builtin_prompts, read_prompts, split_of
+from specgraft.regen.render import render
+from specgraft.run_dir import RunDir, read_json, write_json, write_text
+from specgraft.targets.generate import Request, generate
+from specgraft.targets.load import identity
+from specgraft.targets.model import Target
+from specgraft.targets.sampling import uniforms
+
+
+def chosen_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
+    """The prompts of each split. Raises ValueError when the source holds too few."""
+    part = config.prompts
+    if part.source == "builtin":
+        pool = builtin_prompts(None, seed=config.run.seed, languages=part.languages, domains=part.domains)
+    else:
+        pool = read_prompts(part.source)
+    chosen: dict[str, list[Prompt]] = {}
+    for split, wanted in (("train", part.train), ("heldout", part.held_out)):
+        mine = [prompt for prompt in pool if split_of(prompt.family, part.held_out_share) == split]
+        if len(mine) < wanted:
+            key = "train" if split == "train" else "held_out"
+            raise ValueError(
+                f"prompts.{key}={wanted}, but {part.source} has {len(mine)} {split} prompts at "
+                f"held_out_share={part.held_out_share}: lower the number or change the share"
+            )
+        chosen[split] = mine[:wanted]
+    return chosen
+
+
+def temperature_of(config: RunConfig, prompt_id: str, split: str) -> float:
+    """Held-out prompts are answered greedily; of the train prompts a share, picked by hash of the id, is too."""
+    if split == "heldout" or config.regen.temperature == 0:
+        return 0.0
+    value = int.from_bytes(hashlib.sha256(f"greedy:{prompt_id}".encode()).digest()[:4], "big") / 2**32
+    return 0.0 if value < config.regen.greedy_share else config.regen.temperature
+
+
+def settings(config: RunConfig, target: Target) -> dict[str, object]:
+    """What the answers depend on; kept beside them, and compared when a run goes on."""
+    keep = ("temperature", "greedy_share", "top_p", "top_k", "max_new_tokens", "batch", "group")
+    return {
+        "target": identity(target),
+        "regen": {key: value for key, value in config.regen.model_dump().items() if key in keep},
+        "seed": config.run.seed,
+        "source": config.prompts.source,
+        "held_out_share": config.prompts.held_out_share,
+    }
+
+
+def check_settings(path: Path, now: dict[str, object], what: str) -> None:
+    """Writes `now` at the first run; refuses to mix with answers of another target or other settings."""
+    if not path.exists():
+        write_json(path, now)
+        return
+    before = read_json(path)
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise ValueError(
+                f"{path.parent}: holds {what} made with another `{key}`; use another run.name, or delete that folder"
+            )
+
+
+def regen(config: RunConfig, run: RunDir, target: Target) -> list[Conversation]:
+    """Answers what has no answer yet and returns all conversations of the run, train first."""
+    prompts = chosen_prompts(config)
+    check_settings(run.regen / "settings.json", settings(config, target), "answers")
+    for path in run.regen.glob(".*.tmp"):
+        path.unlink()
+    have = {c.prompt_id: c for c in read_conversations(run.regen)}
+    for split in ("train", "heldout"):
+        waiting = [prompt for prompt in prompts[split] if prompt.id not in have]
+        if waiting:
+            for conversation in _answer(config, run, target, split, waiting):
+                have[conversation.prompt_id] = conversation
+    wanted = [have[prompt.id] for split in ("train", "heldout") for prompt in prompts[split]]
+    cut = sum(c.finish_reason == "length" for c in wanted)
+    tokens = sum(sum(c.loss_mask) for c in wanted)
+    say(
+        f"regen: {len(wanted)} answers, {tokens} tokens; {cut} of {len(wanted)} cut at "
+        f"{config.regen.max_new_tokens} tokens ({cut / len(wanted):.0%})"
+    )
+    return wanted
+
+
+def _answer(
+    config: RunConfig, run: RunDir, target: Target, split: str, waiting: list[Prompt]
+) -> Iterator[Conversation]:
+    part = config.regen
+    # every prompt is rendered before the first is answered: a bad one costs no work
+    rendered = [render(target.tokenizer, prompt, config.prompts.max_tokens) for prompt in waiting]
+    limit = getattr(target.config, "max_position_embeddings", None)
+    longest = max(map(len, rendered)) + part.max_new_tokens
+    if limit and longest > limit:
+        raise ValueError(f"prompt and answer may take {longest} tokens, the target's context is {limit}: lower regen.max_new_tokens")
+    first = len(list(run.regen.glob(f"{split}-*.jsonl")))
+    with progress(f"regen {split}", len(waiting)) as bar:
+        for start in range(0, len(waiting), part.group):
+            group = waiting[start : start + part.group]
+            requests = []
+            for prompt, ids in zip(group, rendered[start : start + part.group], strict=True):
+                temperature = temperature_of(config, prompt.id, split)
+                uniform = uniforms(config.run.seed, prompt.id, part.max_new_tokens) if temperature > 0 else None
+                requests.append(Request(ids, part.max_new_tokens, temperature, part.top_p, part.top_k, uniform))
+            began = time.monotonic()
+
+            def shown(finished: int, tokens: int, start: int = start, began: float = began) -> None:
+                bar.at(start + finished, f"{tokens / max(time.monotonic() - began, 1e-9):.0f} tokens/s")
+
+            generate(target, requests, part.batch, shown)
+            done = [_conversation(prompt, request, split) for prompt, request in zip(group, requests, strict=True)]
+            text = "".join(json.dumps(conversation.to_json()) + "\n" for conversation in done)
+            write_text(run.regen / f"{split}-{first + start // part.group:05d}.jsonl", text)
+            yield from done
+
+
+def _conversation(prompt: Prompt, request: Request, split: str) -> Conversation:
+    return Conversation(
+        prompt_id=prompt.id,
+        family=prompt.family,
+        language=prompt.language,
+        domain=prompt.domain,
+        split=split,
+        input_ids=request.ids + request.output,
+        loss_mask=[False] * len(request.ids) + [True] * len(request.output),
+        prompt_length=len(request.ids),
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        finish_reason=request.finish_reason,
+        digest=ids_digest(request.output),
+    )
+
+
+def read_conversations(folder: Path) -> list[Conversation]:
+    """All conversations of a regen folder. Raises ValueError naming a damaged file and line."""
+    found = []
+    for path in sorted(folder.glob("*-*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                conversation = Conversation(**json.loads(line))
+            except (json.JSONDecodeError, TypeError):
+                raise ValueError(f"{path}:{number}: damaged; delete the file and run regen again") from None
+            if len(conversation.input_ids) != len(conversation.loss_mask):
+                raise ValueError(f"{path}:{number}: ids and mask differ in length; delete the file and run regen again")
+            found.append(conversation)
+    return found
+

@@ -1,0 +1,97 @@
+"""Where the files of a run live, and how they are written: to a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run. Every stage finds its input and leaves its output here."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:  # the resolved run config
+        return self.root / "config.json"
+
+    @property
+    def regen(self) -> Path:  # answered conversations, one JSONL file a group
+        return self.root / "regen"
+
+    @property
+    def features(self) -> Path:  # safetensors shards and manifest.json
+        return self.root / "features"
+
+    @property
+    def checkpoints(self) -> Path:  # step-000100/ ...
+        return self.root / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.root / "evaluate.json"
+
+    @property
+    def export(self) -> Path:
+        return self.root / "export"
+
+    @property
+    def gates(self) -> Path:
+        return self.root / "gates.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def timing(self) -> Path:  # seconds of every stage, summed over resumed runs
+        return self.root / "timing.json"
+
+    def create(self) -> RunDir:
+        """Makes the folder. Raises ValueError, in one line, where that is impossible."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"{self.root}: cannot be created ({error.strerror}); set run.root") from None
+        return self
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a whole file or nothing. Raises ValueError naming the file, for a full disk too."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ValueError(f"{path}: could not be written ({error.strerror}); free space or set run.root") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Raises ValueError naming the file when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; run the stage that writes it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError(f"{path}: damaged; delete it and run its stage again") from None

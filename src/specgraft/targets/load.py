@@ -1,0 +1,103 @@
+"""Loads a target by name: the embedded one, a Hugging Face folder, or a hub id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specgraft.targets.model import Target
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the accelerator where there is one, else the CPU. Raises ValueError for a device that is absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"run.device={name!r}: no such device; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"run.device={name!r}: no CUDA device here; use auto or cpu")
+    return device
+
+
+def resolve(name: str) -> str:
+    """The folder or hub id behind a target name; the embedded target is converted on first use."""
+    if name == "smollm2":
+        from specgraft.targets.embedded import smollm2_folder
+
+        return str(smollm2_folder())
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith((".", "/", "~")):
+        if not (path / "config.json").is_file():
+            raise ValueError(f"target.id={name!r}: no config.json there; give a Hugging Face folder or a hub id")
+        return str(path)
+    return name
+
+
+def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote_code: bool = False) -> Target:
+    """Loads a frozen target for inference. Raises ValueError, in one line, for what it cannot serve."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as hf_logging
+
+    from specgraft.targets.attention import NAME
+
+    hf_logging.disable_progress_bar()
+    source = resolve(name)
+    where = pick_device(device)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=remote_code)
+        refuse_unsupported(config)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=remote_code)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=getattr(torch, dtype), trust_remote_code=remote_code, attn_implementation=NAME
+        )
+    except (OSError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"target.id={name!r} could not be loaded: {first}") from None
+    if tokenizer.chat_template is None:
+        raise ValueError(f"target.id={name!r}: the tokenizer has no chat template; add chat_template.jinja to the folder")
+    return Target(model.to(where), tokenizer, Path(source), where)
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Full attention only, so far: refuses hybrid, sparse and sliding-window targets by name."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if kinds != {"full_attention"} or (sliding and getattr(config, "layer_types", None) is None):
+        odd = sorted(kinds - {"full_attention"}) or [f"sliding_window={sliding}"]
+        raise ValueError(f"target {config.model_type}: {', '.join(odd)} layers are not served in process yet, only full attention")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, key, None):
+            raise ValueError(f"target {config.model_type}: {key} is not served in process yet")
+    if config.model_type == "gpt_oss":
+        raise ValueError("target gpt_oss: attention sinks are not served in process yet")
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file."""
+    total = hashlib.sha256()
+    with path.open("rb") as handle:
+        while block := handle.read(1 << 22):
+            total.update(block)
+    return total.hexdigest()
+
+
+def identity(target: Target) -> dict[str, str]:
+    """Digests of what makes a target this target: weights, tokenizer, chat template, and its dtype."""
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(target.model.state_dict().items()):
+        hasher.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        hasher.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    vocabulary = json.dumps(sorted(target.tokenizer.get_vocab().items()), ensure_ascii=True)
+    return {
+        "id": str(target.path),
+        "weights": hasher.hexdigest(),
+        "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest(),
+        "chat_template": hashlib.sha256(str(target.tokenizer.chat_template).encode()).hexdigest(),
+        "dtype": str(target.dtype).removeprefix("torch."),
+    }
