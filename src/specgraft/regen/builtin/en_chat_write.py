@@ -96,7 +96,7 @@ FAMILIES = (
     Family(
         "email",
         (
-            "Write a {tone} email to {ask}.", "Help me {ask}. Write the email for me.", "Draft a {tone} message to {ask}. Sign it as {name}.",
+            "Write {tone:an} email to {ask}.", "Help me {ask}. Write the email for me.", "Draft {tone:an} message to {ask}. Sign it as {name}.",
             "Write a text message of at most two sentences to {ask}.", "I need to {ask}. What should the subject line and the first sentence be?",
         ),
         {"ask": _ASKS, "tone": _TONES, "name": NAMES},
@@ -133,7 +133,7 @@ FAMILIES = (
     Family(
         "card",
         (
-            "Write a card for {occasion}.", "Write a {tone} greeting for {occasion}, at most 40 words.", "I don't know what to write for {occasion}. Give me three options.",
+            "Write a card for {occasion}.", "Write {tone:an} greeting for {occasion}, at most 40 words.", "I don't know what to write for {occasion}. Give me three options.",
             "Write a short speech for {occasion}. Mention {name} and {detail}.",
         ),
         {"occasion": _OCCASIONS, "tone": ["heartfelt", "funny", "simple", "rhyming", "old-fashioned"], "name": NAMES,

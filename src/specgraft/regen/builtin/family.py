@@ -21,7 +21,7 @@ class Family:
     """Templates about one task. `expand` turns it into at most `limit` distinct prompts.
 
     A template names its slots as `{slot}`, `{slot.key}` (slot values that are tuples or dicts: values that belong
-    together) or `{slot:form}`; forms are `A` (capitalise), `an` (a/an in front) and the Korean particle pairs of
+    together) or `{slot:form}`; forms are `A` (capitalise), `an`, `An` (a/an in front) and the Korean particle pairs of
     `particles`. Braces around anything that is not a slot stay as they are. `derive` adds values computed from the
     chosen ones, or returns None to drop the combination.
     """
@@ -34,6 +34,11 @@ class Family:
     tools: Sequence[dict[str, Any]] = ()
     limit: int = 260
     derive: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+
+
+def fill_in(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a `derive` that fills the slots which appear inside the values of the slots `names`."""
+    return lambda values: {name: _fill(values[name], values) for name in names}
 
 
 def stable_int(*parts: object) -> int:
@@ -99,8 +104,8 @@ def _inflect(word: str, form: str | None) -> str:
         return word
     if form == "A":
         return word[:1].upper() + word[1:]
-    if form == "an":
-        return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
+    if form in ("an", "An"):
+        return f"{form if word[:1].lower() in 'aeiou' else form[0]} {word}"
     return with_particle(word, form)
 
 
