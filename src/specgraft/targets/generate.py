@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from specgraft.ops.sampling import distribution, draw
 from specgraft.targets.model import Target
-from specgraft.targets.sampling import distribution, draw
 from specgraft.targets.slots import SlotCache
 
 

@@ -1,44 +1,5 @@
-"""The law a token is drawn from, and one draw from it.
+"""Sampling, for stages that may import targets but not ops."""
 
-Legend: R rows, V vocabulary.
-"""
+from specgraft.ops.sampling import Law, distribution, draw, uniforms
 
-from __future__ import annotations
-
-import hashlib
-
-import numpy
-import torch
-
-
-def distribution(logits: torch.Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> torch.Tensor:
-    """Probabilities [.., V] in float32 after temperature, then top-k, then top-p; temperature 0 is one-hot at the argmax."""
-    if temperature == 0:
-        return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    scaled = logits.float() / temperature
-    if top_k:
-        least = scaled.topk(min(top_k, scaled.shape[-1]), dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < least, float("-inf"))
-    probabilities = scaled.softmax(-1)
-    if top_p < 1:
-        ordered, order = probabilities.sort(dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= top_p  # the token that crosses top_p stays
-        probabilities = probabilities.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), 0.0)
-        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    return probabilities
-
-
-def draw(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF draw: probabilities [R,V] (need not sum to 1), uniform [R] in [0,1) -> ids [R]. Never an id of mass 0."""
-    total = probabilities.double().cumsum(-1)
-    level = uniform.double()[:, None] * total[:, -1:]
-    ids = torch.searchsorted(total, level, right=True)[:, 0]
-    # rounding can put the level on the very end: step back to the last id that has mass
-    last = probabilities.shape[-1] - 1 - (probabilities > 0).flip(-1).float().argmax(-1)
-    return torch.minimum(ids, last)
-
-
-def uniforms(seed: int, name: str, count: int) -> torch.Tensor:
-    """`count` numbers in [0,1) that depend on seed and name alone: not on batch, order, or where a run was resumed."""
-    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "big")
-    return torch.from_numpy(numpy.random.Generator(numpy.random.Philox(key=key)).random(count))
+__all__ = ["Law", "distribution", "draw", "uniforms"]
