@@ -1,0 +1,231 @@
+"""Speculative decoding in process: propose, verify, commit; many rows, each at its own length.
+
+The committed text has the target's own law at every temperature (algorithms.md 2.11 and 4). Nothing committed is
+computed twice: both caches move on by what a round commits, rejected entries are overwritten.
+Legend: B rows, W prompt width, K taps, D hidden size, G draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specgraft.decode.pair import Pair, context_limit
+from specgraft.decode.verify import commit, verify_greedy, verify_sampled
+from specgraft.drafters.propose import DraftCache, Proposal, propose
+from specgraft.ops.sampling import Law, distributions, draw
+from specgraft.records import Verdict
+
+GREEDY = Law()
+
+
+@dataclass
+class Request:
+    """One prompt to be continued. `decode` fills what follows `uniform`."""
+
+    ids: list[int]  # rendered prompt
+    max_new_tokens: int
+    law: Law = GREEDY
+    uniform: torch.Tensor | None = None  # [uniform_count(..)] in [0,1), needed when the law samples
+    output: list[int] = field(default_factory=list)  # the first token comes from prefill, the rest from rounds
+    rounds: list[Verdict] = field(default_factory=list)
+    confidence: list[list[float]] = field(default_factory=list)  # logits [G] of each round
+    finish_reason: str = ""  # "stop" (end token kept) or "length"
+
+
+@dataclass
+class Timing:
+    """Seconds spent by `decode`, summed over rounds; prefill is counted apart."""
+
+    prefill: float = 0.0
+    draft: float = 0.0  # block, walk, and context of new positions
+    verify: float = 0.0  # the target's pass and its logits
+    rest: float = 0.0  # accept rule and bookkeeping
+    rounds: int = 0  # passes, whatever the number of rows
+
+
+def uniform_count(max_new_tokens: int, draft_tokens: int) -> int:
+    """Numbers one sampled request can use: 1 for prefill; G drafts, G accept tests and 1 draw a round."""
+    return 1 + max_new_tokens * (2 * draft_tokens + 1)
+
+
+def decode(
+    pair: Pair,
+    requests: Sequence[Request],
+    batch: int,
+    progress: Callable[[int, int], None] | None = None,
+    timing: Timing | None = None,
+) -> None:
+    """Continues every request until an end token (kept) or its limit, `batch` rows at a time.
+
+    Greedy output is the target's own; sampled output is drawn from the target's law and depends on the request's
+    uniforms, not on the batch. `progress(finished, tokens)` is called after every round.
+    Raises ValueError for a request that does not fit the target's context.
+    """
+    check_requests(pair, requests)
+    if requests:
+        with torch.inference_mode():
+            _Loop(pair, requests, min(batch, len(requests)), timing).run(progress)
+
+
+def check_requests(pair: Pair, requests: Sequence[Request]) -> None:
+    """Raises ValueError naming the first request that cannot be served."""
+    limit = context_limit(pair.target)
+    for number, request in enumerate(requests):
+        need = len(request.ids) + request.max_new_tokens
+        if not request.ids:
+            raise ValueError(f"request {number}: the prompt is empty; give at least one token")
+        if request.max_new_tokens < 1:
+            raise ValueError(f"request {number}: max_new_tokens is {request.max_new_tokens}; ask for at least 1")
+        if limit and need > limit:
+            raise ValueError(
+                f"request {number}: prompt and answer may take {need} tokens, the target's context is {limit}: "
+                "shorten the prompt or lower max_new_tokens"
+            )
+        if request.law.temperature > 0:
+            count = uniform_count(request.max_new_tokens, pair.drafter.config.draft_tokens)
+            if request.uniform is None or len(request.uniform) < count:
+                raise ValueError(f"request {number}: temperature > 0 needs {count} uniforms (see `uniform_count`)")
+
+
+class _Loop:
+    def __init__(self, pair: Pair, requests: Sequence[Request], batch: int, timing: Timing | None) -> None:
+        self.pair, self.target, self.drafter = pair, pair.target, pair.drafter
+        self.size = pair.drafter.config.draft_tokens
+        self.taps = pair.drafter.config.taps
+        self.device = pair.target.device
+        self.batch, self.timing = batch, timing
+        self.waiting = list(requests)[::-1]
+        self.active: dict[int, Request] = {}
+        longest = max(len(request.ids) for request in requests)
+        slots = max(len(request.ids) + request.max_new_tokens for request in requests) + self.size + 1
+        slots = max(slots, longest)
+        self.cache = pair.target.cache(batch, slots)
+        self.context = DraftCache(pair.drafter, batch, slots)
+        self.finished = self.tokens = 0
+
+    def run(self, progress: Callable[[int, int], None] | None) -> None:
+        while self.waiting or self.active:
+            free = [row for row in range(self.batch) if row not in self.active]
+            if self.waiting and (not self.active or len(free) >= min(len(self.waiting), max(1, self.batch // 8))):
+                self._enter(free[: len(self.waiting)])
+            else:
+                self._round(sorted(self.active))
+            if progress:
+                progress(self.finished, self.tokens)
+
+    def _clock(self) -> float:
+        if self.timing is not None and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _enter(self, rows: list[int]) -> None:
+        """Prefill: the taps of all prompt positions are the first context, the last position gives the first token."""
+        began = self._clock()
+        requests = [self.waiting.pop() for _ in rows]
+        lengths = torch.tensor([len(request.ids) for request in requests])
+        ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+        for number, request in enumerate(requests):
+            ids[number, : len(request.ids)] = torch.tensor(request.ids)
+        index, lengths = torch.tensor(rows, device=self.device), lengths.to(self.device)
+        self.cache.lengths[index] = 0
+        step = self.target.forward(ids.to(self.device), self.cache, self.taps, rows=index)
+        self.cache.lengths[index] = lengths
+        self.context.reset(index)
+        assert step.taps is not None
+        self.context.append(step.taps, lengths, index)
+        last = step.last[torch.arange(len(rows), device=self.device), lengths - 1]
+        logits = self.target.logits(last)
+        laws = [request.law for request in requests]
+        first = logits.argmax(-1)
+        sampled = [number for number, law in enumerate(laws) if law.temperature > 0]
+        if sampled:
+            some = torch.tensor(sampled, device=self.device)
+            law = distributions(logits[some], [laws[number] for number in sampled])
+            first[some] = draw(law, self._uniforms([requests[number] for number in sampled], 0, 1)[:, 0])
+        for row, request, token in zip(rows, requests, first.tolist(), strict=True):
+            self.active[row] = request
+            request.output.append(token)
+            self.tokens += 1
+            if token in self.target.end_ids:
+                self._leave(row, "stop")
+            elif request.max_new_tokens == 1:
+                self._leave(row, "length")
+        if self.timing is not None:
+            self.timing.prefill += self._clock() - began
+
+    def _leave(self, row: int, reason: str) -> None:
+        self.active.pop(row).finish_reason = reason
+        self.finished += 1
+
+    def _uniforms(self, requests: Sequence[Request], start: int, count: int) -> torch.Tensor:
+        """[R, count] numbers of sampled requests, from `start` within the present round (prefill uses number 0)."""
+        rows = []
+        for request in requests:
+            assert request.uniform is not None
+            first = 1 + len(request.rounds) * (2 * self.size + 1) + start if request.output else 0
+            rows.append(request.uniform[first : first + count])
+        return torch.stack(rows).to(self.device)
+
+    def _round(self, rows: list[int]) -> None:
+        began = self._clock()
+        requests = [self.active[row] for row in rows]
+        laws = [request.law for request in requests]
+        index = torch.tensor(rows, device=self.device)
+        anchors = torch.tensor([request.output[-1] for request in requests], device=self.device)
+        sampled = [number for number, law in enumerate(laws) if law.temperature > 0]
+        draft_uniforms = torch.zeros(len(rows), self.size, dtype=torch.float64, device=self.device)
+        if sampled:
+            draft_uniforms[sampled] = self._uniforms([requests[number] for number in sampled], 0, self.size)
+        proposal = propose(self.drafter, self.pair.shared, self.context, index, anchors, laws, draft_uniforms)
+        drafted = self._clock()
+        ids = torch.cat([anchors[:, None], proposal.tokens], 1)
+        step = self.target.forward(ids, self.cache, self.taps, rows=None if len(rows) == self.batch else index)
+        logits = self.target.logits(step.last)
+        verified = self._clock()
+        accepted, following = self._judge(logits, proposal, requests, laws, sampled)
+        drafts, logs = proposal.tokens.tolist(), proposal.confidence.tolist()
+        reasons = []
+        for number, request in enumerate(requests):
+            room = request.max_new_tokens - len(request.output)
+            verdict, reason = commit(drafts[number], accepted[number], following[number], self.target.end_ids, room)
+            request.rounds.append(verdict)
+            request.confidence.append(logs[number])
+            request.output += verdict.committed
+            self.tokens += len(verdict.committed)
+            reasons.append(reason)
+        judged = self._clock()
+        kept = torch.tensor(accepted, device=self.device) + 1  # x_a and the accepted drafts now have target states
+        self.cache.lengths[index] += kept
+        going = [number for number, reason in enumerate(reasons) if not reason]
+        if going:
+            assert step.taps is not None
+            some = torch.tensor(going, device=self.device)
+            width = int(kept[some].max())
+            self.context.append(step.taps[some, :width], kept[some], index[some])
+        for row, reason in zip(rows, reasons, strict=True):
+            if reason:
+                self._leave(row, reason)
+        if self.timing is not None:
+            self.timing.draft += drafted - began + self._clock() - judged
+            self.timing.verify += verified - drafted
+            self.timing.rest += judged - verified
+            self.timing.rounds += 1
+
+    def _judge(
+        self, logits: torch.Tensor, proposal: Proposal, requests: list[Request], laws: list[Law], sampled: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """Accepted drafts and the token behind them, a row at its own temperature; logits [B,G+1,V]."""
+        accepted, following = verify_greedy(logits.argmax(-1), proposal.tokens)
+        if sampled:
+            some = torch.tensor(sampled, device=self.device)
+            assert proposal.q is not None
+            p = distributions(logits[some], [laws[number] for number in sampled])
+            level = self._uniforms([requests[number] for number in sampled], self.size, self.size + 1)
+            accepted[some], following[some] = verify_sampled(
+                p, proposal.q[some], proposal.tokens[some], level[:, :-1], level[:, -1]
+            )
+        return accepted.tolist(), following.tolist()

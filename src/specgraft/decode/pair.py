@@ -1,0 +1,53 @@
+"""A target with its drafter, checked to belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specgraft.drafters.config import DrafterConfig
+from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.shared import Shared
+from specgraft.targets.model import Target
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the decode loop runs. Filled by `pair`."""
+
+    target: Target
+    drafter: DSpark
+    shared: Shared
+
+
+def share(target: Target, mask_token_id: int) -> Shared:
+    """The target's embedding, head and final norm, as a drafter borrows them."""
+    return Shared(target.embedding.weight.detach(), target.head.weight.detach(), target.final_norm, mask_token_id)
+
+
+def pair(target: Target, drafter: DSpark) -> Pair:
+    """Joins the two. Raises ValueError, in one line, where the drafter was made for another target."""
+    check_pair(target, drafter.config)
+    return Pair(target, drafter, share(target, drafter.config.mask_token_id))
+
+
+def check_pair(target: Target, config: DrafterConfig) -> None:
+    """Raises ValueError naming the first thing in which target and drafter differ."""
+    advice = "use the target it was trained on, or train a drafter for this one"
+    for what, own, other in (
+        ("vocabulary", target.vocab_size, config.vocab_size),
+        ("hidden size", target.hidden_size, config.hidden_size),
+    ):
+        if own != other:
+            raise ValueError(f"the target's {what} is {own} and the drafter's {other}: {advice}")
+    for tap in config.taps:
+        if not 0 <= tap < target.num_layers:
+            raise ValueError(f"drafter tap {tap}: the target's decoder layers are 0 to {target.num_layers - 1}: {advice}")
+    if target.num_layers != config.target_layers:
+        raise ValueError(f"the target has {target.num_layers} layers and the drafter's had {config.target_layers}: {advice}")
+    if not 0 <= config.mask_token_id < target.embedding.weight.shape[0]:
+        raise ValueError(f"drafter mask_token_id {config.mask_token_id} is not in the target's vocabulary: {advice}")
+
+
+def context_limit(target: Target) -> int | None:
+    """Tokens one sequence may hold, or None where the target names no limit."""
+    return getattr(target.config, "max_position_embeddings", None)
