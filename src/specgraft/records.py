@@ -6,7 +6,9 @@ Legend: T tokens of one conversation, K taps, D hidden size, G draft tokens, B b
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the nouns are read by stages that must not load torch
@@ -53,6 +55,21 @@ class Conversation:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def read_conversations(folder: Path) -> list[Conversation]:
+    """All conversations of a regen folder. Raises ValueError naming a damaged file and line."""
+    found = []
+    for path in sorted(folder.glob("*-*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                conversation = Conversation(**json.loads(line))
+            except (json.JSONDecodeError, TypeError):
+                raise ValueError(f"{path}:{number}: damaged; delete the file and run regen again") from None
+            if len(conversation.input_ids) != len(conversation.loss_mask):
+                raise ValueError(f"{path}:{number}: ids and mask differ in length; delete the file and run regen again")
+            found.append(conversation)
+    return found
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specgraft.config import RunConfig
 from specgraft.log import progress, say
-from specgraft.records import Conversation, Prompt, ids_digest
+from specgraft.records import Conversation, Prompt, ids_digest, read_conversations
 from specgraft.regen.prompts import builtin_prompts, read_prompts, split_of
 from specgraft.regen.render import render
 from specgraft.run_dir import RunDir, read_json, write_json, write_text
@@ -146,19 +146,3 @@ def _conversation(prompt: Prompt, request: Request, split: str) -> Conversation:
         finish_reason=request.finish_reason,
         digest=ids_digest(request.output),
     )
-
-
-def read_conversations(folder: Path) -> list[Conversation]:
-    """All conversations of a regen folder. Raises ValueError naming a damaged file and line."""
-    found = []
-    for path in sorted(folder.glob("*-*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                conversation = Conversation(**json.loads(line))
-            except (json.JSONDecodeError, TypeError):
-                raise ValueError(f"{path}:{number}: damaged; delete the file and run regen again") from None
-            if len(conversation.input_ids) != len(conversation.loss_mask):
-                raise ValueError(f"{path}:{number}: ids and mask differ in length; delete the file and run regen again")
-            found.append(conversation)
-    return found
-
