@@ -41,6 +41,7 @@ class _Compound(torch.autograd.Function):
         weight_l1: torch.Tensor,
         chunk: int,
         compute: torch.dtype,
+        with_grad: bool,
     ) -> tuple[torch.Tensor, ...]:
         wide = torch.float64 if compute == torch.float64 else torch.float32
         head_c, markov_c = head.to(compute), markov.detach().to(compute)
@@ -66,6 +67,8 @@ class _Compound(torch.autograd.Function):
             # sum |p-q| = 2 sum (p-q)+, and <q, b> with b = 1[q < p]
             mean_below = (q * below).sum(-1, keepdim=True)
             l1[rows] = 2 * ((p * below).sum(-1) - mean_below[:, 0])
+            if not with_grad:
+                continue
             # d ce = q - onehot;  d l1 = -2 q (b - <q,b>)
             w_ce, w_l1 = weight_ce[rows, None].to(wide), weight_l1[rows, None].to(wide)
             grad = below.mul_(-2 * w_l1).add_(w_ce + 2 * w_l1 * mean_below).mul_(q)
@@ -84,7 +87,7 @@ class _Compound(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         scale = grads[0]
         saved = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return (*((scale * grad).to(kind) for grad, kind in saved), *(None,) * 7)
+        return (*((scale * grad).to(kind) for grad, kind in saved), *(None,) * 8)
 
 
 def compound(
@@ -105,6 +108,6 @@ def compound(
     the target's states are frozen. Memory: three [chunk, V] tensors.
     """
     value, ce, l1, hit = _Compound.apply(
-        hidden, embedded, markov, target_hidden, labels, head, weight_ce, weight_l1, chunk, compute
+        hidden, embedded, markov, target_hidden, labels, head, weight_ce, weight_l1, chunk, compute, torch.is_grad_enabled()
     )
     return value, SlotLosses(ce, l1, 1 - l1 / 2, hit)

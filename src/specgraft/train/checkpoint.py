@@ -1,0 +1,125 @@
+"""Checkpoints: weights, optimiser, position, provenance; a folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from specgraft import __version__
+from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.store import load_drafter, save_drafter
+
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+
+
+def provenance() -> dict[str, Any]:
+    """argv, versions and git commit of this process."""
+    import transformers
+
+    here = Path(__file__).resolve().parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = ""
+    return {
+        "argv": sys.argv,
+        "specgraft": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "commit": commit,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def checkpoint_folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:06d}"
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(path for path in root.glob("step-*") if (path / STATE).is_file())
+
+
+def latest(root: Path) -> Path:
+    """The newest checkpoint. Raises ValueError when there is none."""
+    found = checkpoints(root)
+    if not found:
+        raise ValueError(f"{root}: holds no checkpoint; run train first")
+    return found[-1]
+
+
+def save(
+    root: Path, step: int, drafter: DSpark, optimizer: torch.optim.Optimizer, settings: dict[str, Any], keep: int
+) -> Path:
+    """Writes step-NNNNNN beside the others and deletes all but the `keep` newest.
+
+    Raises ValueError naming the folder when the disk refuses; what was there stays.
+    """
+    folder = checkpoint_folder(root, step)
+    temporary = root / f".{folder.name}.{os.getpid()}.tmp"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for stale in root.glob(".step-*.tmp"):
+            shutil.rmtree(stale, ignore_errors=True)
+        temporary.mkdir()
+        save_drafter(temporary, drafter)
+        tensors = {}
+        for name, parameter in drafter.named_parameters():
+            for key in ("exp_avg", "exp_avg_sq"):
+                if key in optimizer.state.get(parameter, {}):
+                    tensors[f"{key}.{name}"] = optimizer.state[parameter][key].cpu().contiguous()
+        save_file(tensors, temporary / OPTIMIZER)
+        state = {"step": step, "settings": settings, "provenance": provenance()}
+        (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ValueError(f"{folder}: could not be written ({reason}); free space or set run.root") from None
+    for old in checkpoints(root)[:-keep]:
+        shutil.rmtree(old)
+    return folder
+
+
+def restore(folder: Path, drafter: DSpark, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> int:
+    """Loads weights and optimiser in place and returns the step to go on from.
+
+    Raises ValueError naming the setting when the checkpoint was made with others.
+    """
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        moments = load_file(folder / OPTIMIZER)
+    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        raise ValueError(f"{folder}: damaged ({str(error).splitlines()[0]}); delete it to go on from the one before") from None
+    for key in sorted(set(settings) | set(state["settings"])):
+        if state["settings"].get(key) != settings.get(key):
+            raise ValueError(
+                f"{folder}: trained with {key}={state['settings'].get(key)!r}, now {settings.get(key)!r}; "
+                f"set it back, use another run.name, or delete {folder.parent}"
+            )
+    drafter.load_state_dict(load_drafter(folder).state_dict())
+    step = int(state["step"])
+    for name, parameter in drafter.named_parameters():
+        if f"exp_avg.{name}" in moments:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(step)),
+                "exp_avg": moments[f"exp_avg.{name}"].to(parameter.device),
+                "exp_avg_sq": moments[f"exp_avg_sq.{name}"].to(parameter.device),
+            }
+    return step

@@ -1,0 +1,110 @@
+"""Builds the drafter of a run: its shape from config and target, its starting values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from specgraft.config import RunConfig
+from specgraft.drafters.config import DrafterConfig
+from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.shared import Shared
+from specgraft.drafters.store import build
+from specgraft.drafters.warm import copy_layers, start_fc, start_markov
+from specgraft.records import Conversation
+from specgraft.targets.model import Target
+
+MASK_TOKENS = {"smollm2": 16}  # <empty_output>: reserved in the vocabulary, never written by the target
+
+
+def mask_token(config: RunConfig, target: Target) -> int:
+    """The reserved id of the open slots. Raises ValueError when none is named or it is in use otherwise."""
+    chosen = config.target.mask_token_id
+    if chosen is None:
+        chosen = MASK_TOKENS.get(config.target.id)
+    if chosen is None:
+        raise ValueError("target.mask_token_id is not set: name an id of the vocabulary that the target never writes")
+    if chosen >= target.vocab_size:
+        raise ValueError(f"target.mask_token_id={chosen}: the target's vocabulary has {target.vocab_size} rows")
+    if chosen in target.end_ids or chosen == target.tokenizer.pad_token_id:
+        raise ValueError(f"target.mask_token_id={chosen} is an end or padding token: name an unused id")
+    return chosen
+
+
+def shared_of(target: Target, mask_token_id: int) -> Shared:
+    """Embedding, head and final norm of the target, as the drafter borrows them."""
+    return Shared(target.embedding.weight, target.head.weight, target.final_norm, mask_token_id)
+
+
+def drafter_config(config: RunConfig, target: Target, taps: list[int]) -> DrafterConfig:
+    """The drafter's shape; what is 0 in the run file is as in the target."""
+    part, shape = config.drafters, target.config
+    heads = part.heads or shape.num_attention_heads
+    kv_heads = part.kv_heads or shape.num_key_value_heads
+    if heads % kv_heads:
+        raise ValueError(f"drafters.heads={heads} is no multiple of drafters.kv_heads={kv_heads}")
+    rope = getattr(shape, "rope_parameters", None) or {}
+    return DrafterConfig(
+        kind=part.kind,
+        draft_tokens=part.draft_tokens,
+        layers=part.layers,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=part.head_dim or getattr(shape, "head_dim", None) or target.hidden_size // shape.num_attention_heads,
+        intermediate=part.intermediate or shape.intermediate_size,
+        eps=shape.rms_norm_eps,
+        rope_theta=float(rope.get("rope_theta", getattr(shape, "rope_theta", 10000.0))),
+        max_positions=shape.max_position_embeddings,
+        taps=tuple(taps),
+        target_layers=target.num_layers,
+        mask_token_id=mask_token(config, target),
+        markov_rank=part.markov_rank,
+        markov_head=part.markov_head,
+        confidence_with_markov=part.confidence_with_markov,
+        confidence_detach=part.confidence_detach,
+    )
+
+
+def spread_layers(layers: int, count: int) -> list[int]:
+    """`count` target layers for a warm start: the first ones hold the embedding's work, the last ones the head's."""
+    if count > layers:
+        raise ValueError(f"drafters.layers={count}: the target has only {layers} layers to start from")
+    return sorted({round(i * (layers - 1) / max(count - 1, 1)) for i in range(count)})
+
+
+def new_drafter(
+    config: RunConfig, target: Target, taps: list[int], conversations: Iterable[Conversation] = ()
+) -> DSpark:
+    """A drafter with the starting values that the run file asks for; the same seed gives the same values."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        drafter = build(drafter_config(config, target, taps))
+    part = config.drafters
+    if part.warm_layers != "none":
+        ids = spread_layers(target.num_layers, part.layers) if part.warm_layers == "spread" else list(part.warm_layers)
+        if bad := [i for i in ids if not 0 <= i < target.num_layers]:
+            raise ValueError(f"drafters.warm_layers: the target has layers 0 to {target.num_layers - 1}, not {bad[0]}")
+        copy_layers(drafter, [target.layers[i] for i in ids], target.final_norm)
+    if part.warm_fc != "none":
+        start_fc(drafter, part.warm_fc)
+    if part.warm_markov:
+        before, after = token_pairs(conversations)
+        start_markov(drafter, before, after)
+    return drafter.to(target.device)
+
+
+def token_pairs(conversations: Iterable[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Neighbouring tokens of the train answers, [P] and [P]: the second of a pair was written by the target."""
+    before: list[int] = []
+    after: list[int] = []
+    for conversation in conversations:
+        if conversation.split == "train":
+            ids = conversation.input_ids[conversation.prompt_length - 1 :]
+            before += ids[:-1]
+            after += ids[1:]
+    if not before:
+        raise ValueError("drafters.warm_markov needs answers to count token pairs in; run regen first")
+    return torch.tensor(before), torch.tensor(after)

@@ -1,0 +1,136 @@
+"""`train`: Features -> a drafter. One process; every step depends on the seed and its number alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specgraft.config import RunConfig, TrainSection
+from specgraft.distill.offpolicy import Outcome, dspark_loss
+from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.shared import Shared
+from specgraft.log import Bar, Metrics, progress
+from specgraft.records import Conversation
+from specgraft.run_dir import RunDir
+from specgraft.stream.memory import MemoryStream
+from specgraft.stream.shards import ShardReader
+from specgraft.targets.model import Target
+from specgraft.train.batch import collate, step_batches, step_generator
+from specgraft.train.checkpoint import checkpoints, restore, save
+from specgraft.train.setup import mask_token, new_drafter, shared_of
+from specgraft.train.validate import slot_statistics, survival
+
+
+def learning_rate(step: int, part: TrainSection) -> float:
+    """Linear warm-up, then cosine to min_lr_ratio; `step` counts from 0."""
+    warm = max(1, round(part.warmup * part.steps))
+    if step < warm:
+        return part.lr * (step + 1) / warm
+    done = (step - warm) / max(1, part.steps - warm)
+    return part.lr * (part.min_lr_ratio + (1 - part.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
+    """What the weights depend on; a checkpoint of other settings is refused."""
+    loop = {"checkpoint_every", "keep", "validate_every", "validate_rows"}
+    found: dict[str, Any] = {"run.seed": config.run.seed}
+    for section, skip in (("drafters", set()), ("distill", set()), ("train", loop)):
+        values = getattr(config, section).model_dump(mode="json")
+        found |= {f"{section}.{key}": value for key, value in values.items() if key not in skip}
+    found["features"] = [len(reader), sum(reader.lengths), reader.manifest["target"]["weights"][:16], reader.manifest["taps"]]
+    return found
+
+
+def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any], conversations: Sequence[Conversation]) -> None:
+    """Trains until `train.steps`, going on from the newest checkpoint. Raises ValueError, in one line, for what stops it."""
+    part = config.train
+    splits = {split: {c.prompt_id for c in conversations if c.split == split} for split in ("train", "heldout")}
+    reader = ShardReader(run.features, "train", header, keep=splits["train"])
+    held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
+    drafter = new_drafter(config, target, header["taps"], conversations)
+    shared = shared_of(target, mask_token(config, target))
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=part.lr, betas=part.betas, weight_decay=part.weight_decay, fused=True)
+    settings = train_settings(config, reader)
+    found = checkpoints(run.checkpoints)
+    first = restore(found[-1], drafter, optimizer, settings) if found else 0
+    if first >= part.steps:
+        return
+    metrics = Metrics(run.metrics, first)
+    batches = step_batches(
+        reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device
+    )  # fmt: skip
+    with progress("train", part.steps) as bar, MemoryStream(batches, bound=2) as stream:
+        bar.at(first)
+        for step, batch in enumerate(stream, first):
+            began = time.monotonic()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, part)
+            slots = step_generator(config.run.seed, step, "slots")
+            outcome = dspark_loss(drafter, shared, batch, config.distill, getattr(torch, part.compute), slots)
+            norm = optimise(drafter, optimizer, outcome, part.clip)
+            row = summary(outcome)
+            if not math.isfinite(row["loss"]) or not math.isfinite(norm):
+                raise ValueError(f"train: step {step + 1} has loss {row['loss']} and gradient norm {norm}: lower train.lr")
+            done = step + 1
+            metrics.add(
+                kind="train", step=done, lr=optimizer.param_groups[0]["lr"], grad_norm=norm, seconds=time.monotonic() - began, **row
+            )
+            last = done == part.steps
+            if done % part.checkpoint_every == 0 or last:
+                save(run.checkpoints, done, drafter, optimizer, settings, part.keep)
+            if done % part.validate_every == 0 or last:
+                report_validation(config, drafter, shared, held_out, metrics, done, bar)
+            bar.at(done, f"loss {row['loss']:.3f}")
+
+
+def optimise(drafter: DSpark, optimizer: torch.optim.Optimizer, outcome: Outcome, clip: float) -> float:
+    """One update from numerator and denominator; returns the gradient norm before clipping."""
+    optimizer.zero_grad(set_to_none=True)
+    (outcome.numerator / (outcome.denominator + 1e-6)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), clip)
+    optimizer.step()
+    return float(norm)
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Means of a step for the metrics file: loss, and ce, l1, confidence, alpha per supervised slot."""
+    row: dict[str, Any] = {"loss": float(outcome.numerator.detach() / (outcome.denominator + 1e-6))}
+    sums = outcome.sums
+    if sums:
+        count = sums["count"].clamp(min=1)
+        row["alpha"] = (sums["alpha"] / count).tolist()
+        row["hit"] = (sums["hit"] / count).tolist()
+        total = float(sums["count"].sum())
+        row |= {name: float(sums[key].sum()) / total for name, key in (("ce", "ce"), ("l1", "l1"), ("confidence", "bce"))}
+        row["slots"] = int(total)
+    return row
+
+
+def report_validation(
+    config: RunConfig, drafter: DSpark, shared: Shared, reader: ShardReader, metrics: Metrics, step: int, bar: Bar
+) -> None:
+    """Adds a `validate` row: survival of greedy hits on held-out answers (greedy text), anchors drawn uniformly."""
+    part = config.train
+    count = min(part.validate_rows, len(reader))
+    rows = [reader[index] for index in range(count)]
+    values, masks = [], []
+    for start in range(0, count, part.rows):
+        generator = step_generator(config.run.seed, start, "anchors")
+        batch = collate(
+            rows[start : start + part.rows], part.anchors, config.drafters.draft_tokens, part.max_length, generator, shared.head.device
+        )
+        alpha, hit = slot_statistics(drafter, shared, batch, getattr(torch, part.compute), config.distill.chunk_rows)
+        size = config.drafters.draft_tokens
+        values.append(torch.stack([alpha.flatten(0, 1), hit.flatten(0, 1)]).view(2, 1, -1, size))
+        masks.append(batch.anchors.mask.view(1, -1, size))
+    mask = torch.cat(masks, 1)
+    alpha_survival, hit_survival = (survival(torch.cat([v[kind] for v in values], 1), mask) for kind in (0, 1))
+    metrics.add(
+        kind="validate", step=step, survival=hit_survival, accept_length=1 + sum(hit_survival),
+        alpha_survival=alpha_survival, alpha_accept_length=1 + sum(alpha_survival),
+    )  # fmt: skip
+    bar.at(step, f"accept length {1 + sum(hit_survival):.2f} (teacher-forced)")
