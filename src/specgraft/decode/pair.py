@@ -41,9 +41,13 @@ def check_pair(target: Target, config: DrafterConfig) -> None:
             raise ValueError(f"the target's {what} is {own} and the drafter's {other}: {advice}")
     for tap in config.taps:
         if not 0 <= tap < target.num_layers:
-            raise ValueError(f"drafter tap {tap}: the target's decoder layers are 0 to {target.num_layers - 1}: {advice}")
+            raise ValueError(
+                f"drafter tap {tap}: the target's decoder layers are 0 to {target.num_layers - 1}: {advice}"
+            )
     if target.num_layers != config.target_layers:
-        raise ValueError(f"the target has {target.num_layers} layers and the drafter's had {config.target_layers}: {advice}")
+        raise ValueError(
+            f"the target has {target.num_layers} layers and the drafter's had {config.target_layers}: {advice}"
+        )
     if not 0 <= config.mask_token_id < target.embedding.weight.shape[0]:
         raise ValueError(f"drafter mask_token_id {config.mask_token_id} is not in the target's vocabulary: {advice}")
 

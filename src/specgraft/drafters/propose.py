@@ -46,7 +46,10 @@ def precision(drafter: DSpark) -> Iterator[None]:
     """Half-precision matrices meet float32 norms: autocast turns the inputs of the products, and nothing else."""
     dtype = drafter.fc.weight.dtype
     half = dtype in (torch.bfloat16, torch.float16)
-    with torch.inference_mode(), torch.autocast(drafter.fc.weight.device.type, dtype if half else torch.bfloat16, enabled=half):
+    with (
+        torch.inference_mode(),
+        torch.autocast(drafter.fc.weight.device.type, dtype if half else torch.bfloat16, enabled=half),
+    ):
         yield
 
 
@@ -74,7 +77,9 @@ class DraftCache:
         """
         positions = self.lengths[rows][:, None] + torch.arange(taps.shape[1], device=self.device)
         if int(positions.max()) >= self.slots:
-            raise ValueError(f"a sequence needs {int(positions.max()) + 1} draft cache places and the cache has {self.slots}")
+            raise ValueError(
+                f"a sequence needs {int(positions.max()) + 1} draft cache places and the cache has {self.slots}"
+            )
         with precision(self.drafter):
             new = self.drafter.context(taps.to(self.drafter.fc.weight.dtype), positions)
         if not self.layers:
