@@ -10,7 +10,7 @@ _SYSTEM = words(
     "You are an assistant with access to functions. Use them when they help.|You are a helpful assistant. Call a function if you need data you do not have."
     "|Use the tools. Ask back if something is missing."
 )
-_DAYS = words("today|tomorrow|on Friday|next Monday|this weekend|on Wednesday|on Sunday morning|the day after tomorrow")
+_DAYS = words("today|tomorrow|on Friday|next Monday|this weekend|on Wednesday|on Sunday|the day after tomorrow")
 _CLOCK = words("9 am|10:30|noon|2 pm|3:15 pm|5 pm|half past six|8 in the evening")
 _MEETINGS = words(
     "dentist appointment|lunch with {name}|budget meeting|piano lesson|call with {name}|parent-teacher talk|yoga class|job interview|team breakfast|haircut|car inspection"

@@ -23,11 +23,16 @@ _LATIN = {  # how words written in Latin letters end when they are read in Korea
 
 
 def with_particle(word: str, form: str) -> str:
-    """Return `word` with the particle `form` (a key of PAIRS); KeyError for a form or a reading that is not known."""
-    closed, open_ = PAIRS[form]
+    """Return `word` with the particle `form`, or the particle alone if `form` starts with "-" (for quoted words).
+
+    `form` is a key of PAIRS. KeyError for a form, or the reading of a Latin word, that is not known.
+    """
+    name = form.removeprefix("-")
+    closed, open_ = PAIRS[name]
     last = _last_syllable(word)
     final = (ord(last) - ord("가")) % 28  # 0: no final consonant, 8: ㄹ
-    return word + (open_ if final == 0 or (final == 8 and form == "으로") else closed)
+    particle = open_ if final == 0 or (final == 8 and name == "으로") else closed
+    return particle if form.startswith("-") else word + particle
 
 
 def _last_syllable(word: str) -> str:
