@@ -62,7 +62,9 @@ def builtin_prompts(
 
 def builtin_counts() -> dict[str, int]:
     """Return how many built-in prompts each cell holds, keyed like `en-chat`."""
-    return {f"{language}-{domain}": len(_cell_prompts(language, domain)) for language in LANGUAGES for domain in DOMAINS}
+    return {
+        f"{language}-{domain}": len(_cell_prompts(language, domain)) for language in LANGUAGES for domain in DOMAINS
+    }
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
@@ -88,8 +90,11 @@ def read_prompts(path: str | Path) -> list[Prompt]:
             continue
         try:
             prompt = _parse_line(line)
-            if prompt.id in lines:
-                raise ValueError(f"id {prompt.id!r} is already on line {lines[prompt.id]}; make ids unique")
+            _require(
+                prompt.id not in lines,
+                f"id {prompt.id!r} is already on line {lines.get(prompt.id)}; give every prompt its own id, "
+                "or remove the line if it is a copy",
+            )
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
         lines[prompt.id] = number
@@ -189,8 +194,7 @@ def _parse_line(line: str) -> Prompt:
     except (json.JSONDecodeError, RecursionError) as error:
         what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
         raise ValueError(f"bad JSON ({what}); write one JSON object per line") from None
-    if not isinstance(record, dict):
-        raise ValueError('not a JSON object; write {"messages": [...]}')
+    _require(isinstance(record, dict), 'not a JSON object; write {"messages": [...]}')
     messages = _parse_messages(record.get("messages"))
     tools = _parse_tools(record.get("tools"))
     texts = {}
@@ -198,47 +202,52 @@ def _parse_line(line: str) -> Prompt:
         value = record.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and key in ("id", "family"):
             value = str(value)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise ValueError(f"{key} is {json.dumps(value)[:40]}; give a non-empty string or leave it out")
+        _require(
+            value is None or (isinstance(value, str) and value.strip() != ""),
+            f"{key} is {json.dumps(value)[:40]}; give a non-empty string or leave it out",
+        )
         texts[key] = value
     name = texts["id"] or f"prompt-{_content_id(messages, tools)}"
-    return Prompt(
-        name, texts["family"] or name, texts["language"] or "und", texts["domain"] or "chat", messages, tools
-    )
+    return Prompt(name, texts["family"] or name, texts["language"] or "und", texts["domain"] or "chat", messages, tools)
 
 
 def _parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(messages, list) or not messages:
-        raise ValueError('no messages; give "messages": [{"role": "user", "content": "..."}]')
+    _require(
+        isinstance(messages, list) and len(messages) > 0,
+        'no messages; give "messages": [{"role": "user", "content": "..."}]',
+    )
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        if not isinstance(message, dict):
-            raise ValueError(f"{where} is not an object; give role and content")
+        _require(isinstance(message, dict), f"{where} is not an object; give role and content")
         role = message.get("role")
-        if role not in ROLES:
-            raise ValueError(f"{where} has unknown role {json.dumps(role)[:40]}; use one of {', '.join(ROLES)}")
+        _require(role in ROLES, f"{where} has unknown role {json.dumps(role)[:40]}; use one of {', '.join(ROLES)}")
         _check_content(message.get("content"), where)
     last = messages[-1]
-    if last["role"] == "assistant":
-        raise ValueError(
-            "the last message is from the assistant; remove it, as the target writes that answer itself"
-        )
-    if last["role"] in ("system", "developer"):
-        raise ValueError(f"the last message is from {last['role']}; end with the user turn to be answered")
-    if not last.get("content"):
-        raise ValueError("the last message has no content; give the text to be answered")
+    _require(
+        last["role"] != "assistant",
+        "the last message is from the assistant; remove it, as the target writes that answer itself",
+    )
+    _require(
+        last["role"] in ("user", "tool"),
+        f"the last message is from {last['role']}; end with the user turn to be answered",
+    )
+    _require(bool(last.get("content")), "the last message has no content; give the text to be answered")
     return tuple(messages)
 
 
 def _check_content(content: Any, where: str) -> None:
-    if content is None or isinstance(content, str):
-        return
     if isinstance(content, list):
-        kinds = {str(part.get("type")) for part in content if isinstance(part, dict)}
-        if any("image" in kind or "audio" in kind or "video" in kind or "file" in kind for kind in kinds):
-            raise ValueError(f"{where} holds {', '.join(sorted(kinds))}; remove images and other media: text only")
-        raise ValueError(f"{where} has a list as content; join its text parts into one string")
-    raise ValueError(f"{where} has {type(content).__name__} as content; give a string or null")
+        kinds = {str(part.get("type", "")) for part in content if isinstance(part, dict)} - {"text"}
+        _require(not kinds, f"{where} holds {', '.join(sorted(kinds))}; remove images and other media: text only")
+        _require(False, f"{where} has a list as content; join its text parts into one string")
+    _require(
+        content is None or isinstance(content, str),
+        f"{where} has {type(content).__name__} as content; give a string or null",
+    )
+    _require(
+        not any("\ud800" <= char <= "\udfff" for char in content or ""),
+        f"{where} holds half a surrogate pair; write the character itself",
+    )
 
 
 def _parse_tools(tools: Any) -> tuple[dict[str, Any], ...]:
@@ -249,6 +258,13 @@ def _parse_tools(tools: Any) -> tuple[dict[str, Any], ...]:
             raise ValueError("tools is a string that is not JSON; give the OpenAI function list") from None
     if tools is None:
         return ()
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ValueError("tools is not a list of objects; give the OpenAI function list")
+    _require(
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools),
+        "tools is not a list of objects; give the OpenAI function list",
+    )
     return tuple(tools)
+
+
+def _require(fine: bool, problem: str) -> None:
+    if not fine:
+        raise ValueError(problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import en_code_more
+from . import en_code_data, en_code_more
 from .en_words import words
 from .family import Family
 from .snippets import BROKEN, CODE
@@ -141,4 +141,5 @@ FAMILIES = (
         _SYSTEM, 0.15, limit=180,
     ),
     *en_code_more.FAMILIES,
+    *en_code_data.FAMILIES,
 )  # fmt: skip
