@@ -1,0 +1,128 @@
+"""Tiny random models for tests: a Llama target behind the real `Target`, and a DSpark drafter for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specgraft.drafters.config import DrafterConfig
+from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.store import build
+from specgraft.targets.attention import NAME
+from specgraft.targets.model import Target
+
+
+class StubTokenizer:
+    """As much of a tokenizer as a target needs: token i is the character with code 256 + i."""
+
+    def __init__(self, vocab: int, eos_token_id: int) -> None:
+        self.vocab, self.eos_token_id = vocab, eos_token_id
+        self.chat_template = "stub"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(256 + index): index for index in range(self.vocab)}
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(
+            chr(256 + int(index)) for index in ids if not (skip_special_tokens and index == self.eos_token_id)
+        )
+
+
+def make_target(
+    vocab: int = 64,
+    layers: int = 3,
+    hidden: int = 32,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    end: int | list[int] = 1,
+    max_positions: int = 256,
+    spread: float = 0.1,
+    markov: float = 20.0,
+) -> Target:
+    """A random Llama of this shape; `spread` is the deviation of its weights, `end` its end token(s).
+
+    The embedding is scaled by `markov`: the larger, the more the next token depends on the last one alone.
+    """
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=max_positions,
+        initializer_range=spread,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=None,
+        attn_implementation=NAME,
+    )
+    model: Any = LlamaForCausalLM(config).to(dtype)
+    model.get_input_embeddings().weight.data *= markov
+    model.generation_config.eos_token_id = end
+    return Target(
+        model, StubTokenizer(vocab, end if isinstance(end, int) else end[0]), Path("tiny"), torch.device("cpu")
+    )
+
+
+def make_drafter(
+    target: Target,
+    draft_tokens: int = 4,
+    layers: int = 2,
+    taps: Sequence[int] | None = None,
+    mask_token_id: int = 0,
+    rank: int = 64,
+    seed: int = 1,
+    bigram: float = 5.0,
+) -> DSpark:
+    """A random drafter for this target. `bigram` > 0 plants that much of the target's own law after single tokens in the
+    Markov head (rank >= vocabulary), so that drafts are accepted now and then."""
+    torch.manual_seed(seed)
+    config = DrafterConfig(
+        kind="dspark",
+        draft_tokens=draft_tokens,
+        layers=layers,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        intermediate=2 * target.hidden_size,
+        eps=1e-5,
+        rope_theta=10_000.0,
+        max_positions=target.config.max_position_embeddings,
+        taps=tuple(taps) if taps is not None else tuple(range(target.num_layers)),
+        target_layers=target.num_layers,
+        mask_token_id=mask_token_id,
+        markov_rank=rank,
+    )
+    drafter = build(config).to(target.dtype).requires_grad_(False).eval()
+    if bigram:
+        assert rank >= target.vocab_size
+        ids = torch.arange(target.vocab_size)[:, None]
+        step = target.forward(ids, target.cache(target.vocab_size, 1))
+        law = target.logits(step.last[:, 0]).to(target.dtype)  # [V, V]
+        drafter.markov_head.markov_w1.weight.zero_().diagonal().fill_(1.0)
+        drafter.markov_head.markov_w2.weight.zero_()[:, : target.vocab_size] = bigram * law.T
+    return drafter
+
+
+@pytest.fixture(scope="session")
+def tiny_target() -> Callable[..., Target]:
+    """Builds a tiny target; arguments as `make_target`."""
+    return make_target
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter() -> Callable[..., DSpark]:
+    """Builds a tiny drafter; arguments as `make_drafter`."""
+    return make_drafter
