@@ -186,11 +186,22 @@ def test_bad_arguments(arguments: dict, problem: str) -> None:
 @pytest.mark.parametrize(
     ("word", "form", "result"),
     [
-        ("물", "은", "물은"), ("나무", "은", "나무는"), ("서울", "으로", "서울로"), ("부산", "으로", "부산으로"), ("책", "이라", "책이라"),
-        ("16", "은", "16은"), ("12", "을", "12를"), ("300", "으로", "300으로"), ("1000", "이", "1000이"), ("2/3", "과", "2/3과"),
-        ("SQL", "을", "SQL을"), ("25%", "을", "25%를"), ("티끌 모아 태산", "-이라", "이라"), ("3, 5, 8", "이에요", "3, 5, 8이에요"),
+        ("물", "은", "물은"),
+        ("나무", "은", "나무는"),
+        ("서울", "으로", "서울로"),
+        ("부산", "으로", "부산으로"),
+        ("책", "이라", "책이라"),
+        ("16", "은", "16은"),
+        ("12", "을", "12를"),
+        ("300", "으로", "300으로"),
+        ("1000", "이", "1000이"),
+        ("2/3", "과", "2/3과"),
+        ("SQL", "을", "SQL을"),
+        ("25%", "을", "25%를"),
+        ("티끌 모아 태산", "-이라", "이라"),
+        ("3, 5, 8", "이에요", "3, 5, 8이에요"),
     ],
-)  # fmt: skip
+)
 def test_korean_particles(word: str, form: str, result: str) -> None:
     assert with_particle(word, form) == result
 
@@ -248,7 +259,10 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "im
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0] has int as content; give a string or null"),
         ({"messages": [IMAGE]}, "messages[0] holds image_url; remove images"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]}, "join its text parts"),
-        ({"messages": [USER, {"role": "assistant", "content": "Hello"}]}, "last message is from the assistant; remove it"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "Hello"}]},
+            "last message is from the assistant; remove it",
+        ),
         ({"messages": [{"role": "system", "content": "Hi"}]}, "last message is from system; end with the user turn"),
         ({"messages": [{"role": "user", "content": None}]}, "the last message has no content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a surrogate pair"),
@@ -258,7 +272,7 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "im
         ({"messages": [USER], "language": 3}, "language is 3; give a non-empty string"),
         ({"id": "first", "messages": [USER]}, "id 'first' is already on line 1; give every prompt its own id"),
     ],
-)  # fmt: skip
+)
 def test_bad_lines_are_named(tmp_path: Path, line: object, problem: str) -> None:
     path = _write(tmp_path / "p.jsonl", {"id": "first", "messages": [USER]}, "", line)
     with pytest.raises(ValueError, match=re.escape(problem)) as caught:
