@@ -277,7 +277,7 @@ FAMILIES = (
         0.2,
     ),
     Family(
-        "differ",
+        "differences",
         (
             "What is the difference between {pair}?",
             "Explain {pair} to a beginner, with an example of each.",

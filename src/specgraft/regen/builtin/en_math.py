@@ -66,7 +66,7 @@ _EVENTS = words(
 _GROUPS = words("students|guests|scouts|dancers|tourists|players|singers|campers|volunteers|children|runners|workers")
 _UNITS = words("tables|vans|rooms|boats|tents|teams|rows|buses|tour groups|lifeboats")
 _SUBJECTS = words(
-    "quiz scores|daily temperatures|weekly sales|lap times in seconds|heights in centimetres|minutes "
+    "quiz scores|daily temperatures|weekly sales|lap times in seconds|seedling heights in millimetres|minutes "
     "spent reading|rainfall in millimetres|prices in euros|ages of the members|points per round|"
     "daily step counts in hundreds|hours of sleep"
 )

@@ -206,7 +206,7 @@ FAMILIES = (
         limit=150,
     ),
     Family(
-        "small-program",
+        "first-project",
         (
             "{l}で{p}を作ってください。",
             "{p}を作りたいです。コードの前に、まず構成を説明してください。",

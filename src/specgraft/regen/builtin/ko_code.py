@@ -253,7 +253,7 @@ FAMILIES = (
         limit=70,
     ),
     Family(
-        "git",
+        "git-basics",
         (
             "깃에서 {g} 어떻게 해요?",
             "{g} 어떤 명령을 써야 하나요? 안전한가요?",
