@@ -41,7 +41,8 @@ def pieces(tokenizer: Any, runs: Sequence[tuple[list[int], str]]) -> list[dict[s
 def spread(conversations: Sequence[Conversation], count: int) -> list[int]:
     """Indices of `count` conversations, a different (language, domain) each as far as there are any."""
     seen: set[tuple[str, str]] = set()
-    fresh, rest = [], []
+    fresh: list[int] = []
+    rest: list[int] = []
     for index, conversation in enumerate(conversations):
         key = (conversation.language, conversation.domain)
         (rest if key in seen else fresh).append(index)
