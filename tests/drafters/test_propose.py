@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specgraft.decode.pair import share
-from specgraft.drafters.propose import DraftCache, at_precision, propose
+from specgraft.drafters.propose import BiasRows, DraftCache, at_precision, propose
 from specgraft.ops.sampling import Law, uniforms
 
 F64 = torch.float64
@@ -109,3 +109,24 @@ def test_half_precision_matrices_propose_what_float32_does(tiny_target, tiny_dra
         cache.append(taps.to(dtype), torch.tensor([4]), torch.tensor([0]))
         found.append(propose(drafter, share(target, 0), cache, torch.tensor([0]), torch.tensor([17]), [Law()]))
     torch.testing.assert_close(found[0].confidence, found[1].confidence, rtol=0.05, atol=0.05)
+
+
+def test_remembered_bias_rows_are_the_heads_and_forgotten_when_it_changes(models):
+    _, drafter = models
+    head = drafter.markov_head
+
+    def exact(ids):
+        return head.markov_w2(head.markov_w1(ids)).float()
+
+    bias = BiasRows(drafter, limit=3 * 64 * 4)
+    for ids in ([5, 9, 5], [9, 2], [7, 7, 8], [5, 2, 3, 4, 6]):
+        ids = torch.tensor(ids)
+        torch.testing.assert_close(bias(ids, head.markov_w1(ids)), exact(ids))
+        assert len(bias.rows) <= 3
+    assert list(bias.rows) == [3, 4, 6]
+    ids = torch.tensor([3, 4])
+    bias(ids, head.markov_w1(ids)).add_(1.0)  # what the caller does to a row does not stay
+    torch.testing.assert_close(bias(ids, head.markov_w1(ids)), exact(ids))
+    with torch.no_grad():
+        head.markov_w2.weight.mul_(2)
+    torch.testing.assert_close(bias(ids, head.markov_w1(ids)), exact(ids))

@@ -104,7 +104,7 @@ class _Loop:
         slots = max(len(request.ids) + request.max_new_tokens for request in requests) + self.size + 1
         slots = max(slots, longest)
         self.cache = pair.target.cache(batch, slots)
-        self.context = DraftCache(pair.drafter, batch, slots)
+        self.context = DraftCache(pair.drafter, batch, slots, pair.bias)
         self.finished = self.tokens = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.propose import BiasRows
 from specgraft.drafters.shared import Shared
 from specgraft.targets.model import Target
 
@@ -17,6 +18,7 @@ class Pair:
     target: Target
     drafter: DSpark
     shared: Shared
+    bias: BiasRows  # remembered between calls of `decode`
 
 
 def share(target: Target, mask_token_id: int) -> Shared:
@@ -27,7 +29,7 @@ def share(target: Target, mask_token_id: int) -> Shared:
 def pair(target: Target, drafter: DSpark) -> Pair:
     """Joins the two. Raises ValueError, in one line, where the drafter was made for another target."""
     check_pair(target, drafter.config)
-    return Pair(target, drafter, share(target, drafter.config.mask_token_id))
+    return Pair(target, drafter, share(target, drafter.config.mask_token_id), BiasRows(drafter))
 
 
 def check_pair(target: Target, config: DrafterConfig) -> None:

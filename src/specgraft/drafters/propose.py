@@ -53,15 +53,55 @@ def precision(drafter: DSpark) -> Iterator[None]:
         yield
 
 
+class BiasRows:
+    """Rows W2 W1[y] of the Markov head, remembered by token y on the CPU.
+
+    A walk reads all of W2 for every draft, as much memory as half the target at small vocabularies; text repeats its
+    tokens, and a remembered row is W2's share of one token. The rows are the very values the product gave. They are
+    forgotten when the head's weights change, the oldest used ones when `limit` bytes are full.
+    """
+
+    def __init__(self, drafter: DSpark, limit: int = 256 << 20) -> None:
+        self.head, self.limit = drafter.markov_head, limit
+        self.rows: dict[int, torch.Tensor] = {}
+        self.state: tuple[int, ...] = ()
+
+    def __call__(self, previous: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """float32 bias [B,V] of tokens previous [B] with Markov embeddings [B,r]."""
+        if previous.is_cuda:  # there a product costs less than the look-up
+            return self.head.markov_w2(embedded).float()
+        state = tuple(
+            number
+            for weight in (self.head.markov_w1.weight, self.head.markov_w2.weight)
+            for number in (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        )
+        if state != self.state:
+            self.rows, self.state = {}, state
+        ids = previous.tolist()
+        missing = [place for place, token in enumerate(ids) if token not in self.rows]
+        if missing:
+            fresh = self.head.markov_w2(embedded[missing] if len(missing) < len(ids) else embedded)
+            for place, row in zip(missing, fresh.float(), strict=True):
+                self.rows[ids[place]] = row.clone()
+        out = torch.stack([self.rows[token] for token in ids])
+        for token in ids:  # to the end: least recently used first
+            if token in self.rows:
+                self.rows[token] = self.rows.pop(token)
+        while len(self.rows) * out.shape[1] * 4 > self.limit:
+            del self.rows[next(iter(self.rows))]
+        return out
+
+
 class DraftCache:
     """Context keys and values of a drafter for `rows` sequences of up to `slots` positions.
 
     `lengths` [rows] counts context positions. Row b of the target's cache and of this one hold the same sequence.
-    What lies behind a length is stale and is overwritten.
+    What lies behind a length is stale and is overwritten. `bias` may be shared by caches of one drafter.
     """
 
-    def __init__(self, drafter: DSpark, rows: int, slots: int) -> None:
+    def __init__(self, drafter: DSpark, rows: int, slots: int, bias: BiasRows | None = None) -> None:
         self.drafter, self.rows, self.slots = drafter, rows, slots
+        self.bias = bias or BiasRows(drafter)
         self.device = drafter.fc.weight.device
         self.lengths = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values [rows, slots, Hk, d]
@@ -131,7 +171,7 @@ def propose(
         for slot in range(drafter.config.draft_tokens):
             embedded = drafter.embed_previous(previous)
             confidence.append(drafter.confidence(hidden[:, slot], embedded))
-            logits = base[:, slot].float() + drafter.markov_head.markov_w2(embedded).float()
+            logits = cache.bias(previous, embedded).add_(base[:, slot])
             if greedy:
                 previous = logits.argmax(-1)
             else:
