@@ -104,6 +104,11 @@ def text_terms(
         anchors = n + len(prompt)
         visible = torch.arange(len(ids), device=device) < anchors[:, None]
         hidden = drafter.block(shared.embed(ids[anchors])[None], mask_state, anchors[None], context, visible[None])[0]
+        # laws of the target and biases of the Markov head belong to positions, and slots of several anchors share them
+        near = torch.arange(int(anchors[0]), min(int(anchors[-1]) + size, len(ids) - 1), device=device)
+        bias = drafter.markov_head.markov_w2(drafter.embed_previous(ids[near])).float()
+        if law.temperature > 0:
+            laws = distribution(target.logits(step.last[0, near]), law.temperature, law.top_p, law.top_k)
         alive = torch.ones(len(n), dtype=torch.bool, device=device)
         for slot in range(size):
             alive &= n + slot + 1 <= length
@@ -111,16 +116,14 @@ def text_terms(
             if not len(here):
                 break
             before = anchors[here] + slot
-            logits = hidden[here, slot].to(shared.head.dtype) @ shared.head.T
-            logits = logits.float() + drafter.markov_head.markov_w2(drafter.embed_previous(ids[before])).float()
+            logits = (hidden[here, slot].to(shared.head.dtype) @ shared.head.T).float() + bias[before - anchors[0]]
             labels = ids[before + 1]
             if law.temperature == 0:  # the text is the target's own argmax
                 taken = (logits.argmax(-1) == labels).double()
                 missed = 1 - taken
             else:
                 q = distribution(logits, law.temperature, law.top_p, law.top_k)
-                p = distribution(target.logits(step.last[0, before]), law.temperature, law.top_p, law.top_k)
-                taken, missed = slot_terms(p, q, labels, target.end_ids)
+                taken, missed = slot_terms(laws[before - anchors[0]], q, labels, target.end_ids)
             accept[n[here].cpu(), slot], cost[n[here].cpu(), slot] = taken.cpu(), missed.cpu()
             alive[here] = taken > 0
     return accept, cost
