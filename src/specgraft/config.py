@@ -90,13 +90,13 @@ class DistillSection(Section):
         False, description="draw slots with probability exp(-(j-1)/decay) and weight 1 instead of weighing them: same mean gradient, fewer head rows"
     )
     chunk_rows: int = Field(64, ge=1, description="rows of [., vocabulary] held at once")
-    prompt_anchors: bool = Field(False, description="also anchor on prompt tokens, with the target's own distribution as the label")
 
 
 class TrainSection(Section):
     steps: int = Field(300, ge=1)
     rows: int = Field(8, ge=1, description="conversations per step")
     anchors: int = Field(32, ge=1, description="anchors per conversation and step")
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="`muon`: for the trunk's matrices; AdamW for the rest")
     lr: float = Field(6e-4, gt=0)
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
@@ -159,8 +159,6 @@ class RunConfig(Section):
             raise ValueError(
                 f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out})"
             )
-        if self.distill.prompt_anchors and self.distill.ce > 0 and self.regen.temperature == 0:
-            pass
         return self
 
 

@@ -24,6 +24,10 @@ class RunDir:
         return self.root / "regen"
 
     @property
+    def data(self) -> Path:  # counts of the answered text
+        return self.root / "data.json"
+
+    @property
     def features(self) -> Path:  # safetensors shards and manifest.json
         return self.root / "features"
 

@@ -57,7 +57,8 @@ def generate(
     Which rows share a pass depends on the requests alone, so the same list gives the same ids again.
     `progress(finished, tokens)` is called after every pass.
     """
-    waiting = list(requests)[::-1]
+    # prompts of like length are prefilled together: little padding, and the longest start first
+    waiting = sorted(requests, key=lambda request: len(request.ids))
     if not waiting:
         return
     batch = min(batch, len(waiting))

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from specgraft import __version__
 from specgraft.drafters.dspark import DSpark
 from specgraft.drafters.store import load_drafter, save_drafter
+from specgraft.train.optimizer import Optimizer
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
@@ -63,7 +64,7 @@ def latest(root: Path) -> Path:
 
 
 def save(
-    root: Path, step: int, drafter: DSpark, optimizer: torch.optim.Optimizer, settings: dict[str, Any], keep: int
+    root: Path, step: int, drafter: DSpark, optimizer: Optimizer, settings: dict[str, Any], keep: int
 ) -> Path:
     """Writes step-NNNNNN beside the others and deletes all but the `keep` newest.
 
@@ -77,12 +78,7 @@ def save(
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
         save_drafter(temporary, drafter)
-        tensors = {}
-        for name, parameter in drafter.named_parameters():
-            for key in ("exp_avg", "exp_avg_sq"):
-                if key in optimizer.state.get(parameter, {}):
-                    tensors[f"{key}.{name}"] = optimizer.state[parameter][key].cpu().contiguous()
-        save_file(tensors, temporary / OPTIMIZER)
+        save_file(optimizer.tensors(), temporary / OPTIMIZER)
         state = {"step": step, "settings": settings, "provenance": provenance()}
         (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
@@ -97,7 +93,7 @@ def save(
     return folder
 
 
-def restore(folder: Path, drafter: DSpark, optimizer: torch.optim.Optimizer, settings: dict[str, Any]) -> int:
+def restore(folder: Path, drafter: DSpark, optimizer: Optimizer, settings: dict[str, Any]) -> int:
     """Loads weights and optimiser in place and returns the step to go on from.
 
     Raises ValueError naming the setting when the checkpoint was made with others.
@@ -115,11 +111,5 @@ def restore(folder: Path, drafter: DSpark, optimizer: torch.optim.Optimizer, set
             )
     drafter.load_state_dict(load_drafter(folder).state_dict())
     step = int(state["step"])
-    for name, parameter in drafter.named_parameters():
-        if f"exp_avg.{name}" in moments:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(step)),
-                "exp_avg": moments[f"exp_avg.{name}"].to(parameter.device),
-                "exp_avg_sq": moments[f"exp_avg_sq.{name}"].to(parameter.device),
-            }
+    optimizer.load(moments, step)
     return step

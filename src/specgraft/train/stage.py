@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specgraft.config import RunConfig, TrainSection
+from specgraft.config import RunConfig
 from specgraft.distill.offpolicy import Outcome, dspark_loss
 from specgraft.drafters.dspark import DSpark
 from specgraft.drafters.shared import Shared
@@ -21,17 +21,9 @@ from specgraft.stream.shards import ShardReader
 from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_batches, step_generator
 from specgraft.train.checkpoint import checkpoints, restore, save
+from specgraft.train.optimizer import Optimizer, learning_rate
 from specgraft.train.setup import mask_token, new_drafter, shared_of
 from specgraft.train.validate import slot_statistics, survival
-
-
-def learning_rate(step: int, part: TrainSection) -> float:
-    """Linear warm-up, then cosine to min_lr_ratio; `step` counts from 0."""
-    warm = max(1, round(part.warmup * part.steps))
-    if step < warm:
-        return part.lr * (step + 1) / warm
-    done = (step - warm) / max(1, part.steps - warm)
-    return part.lr * (part.min_lr_ratio + (1 - part.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
@@ -53,7 +45,7 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
     held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
     drafter = new_drafter(config, target, header["taps"], conversations)
     shared = shared_of(target, mask_token(config, target))
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=part.lr, betas=part.betas, weight_decay=part.weight_decay, fused=True)
+    optimizer = Optimizer(drafter, part)
     settings = train_settings(config, reader)
     found = checkpoints(run.checkpoints)
     first = restore(found[-1], drafter, optimizer, settings) if found else 0
@@ -67,17 +59,16 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
         bar.at(first)
         for step, batch in enumerate(stream, first):
             began = time.monotonic()
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, part)
             slots = step_generator(config.run.seed, step, "slots")
             outcome = dspark_loss(drafter, shared, batch, config.distill, getattr(torch, part.compute), slots)
-            norm = optimise(drafter, optimizer, outcome, part.clip)
+            (outcome.numerator / (outcome.denominator + 1e-6)).backward()
+            norm = optimizer.step(step)
             row = summary(outcome)
             if not math.isfinite(row["loss"]) or not math.isfinite(norm):
                 raise ValueError(f"train: step {step + 1} has loss {row['loss']} and gradient norm {norm}: lower train.lr")
             done = step + 1
             metrics.add(
-                kind="train", step=done, lr=optimizer.param_groups[0]["lr"], grad_norm=norm, seconds=time.monotonic() - began, **row
+                kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=time.monotonic() - began, **row
             )
             last = done == part.steps
             if done % part.checkpoint_every == 0 or last:
@@ -85,15 +76,6 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
             if done % part.validate_every == 0 or last:
                 report_validation(config, drafter, shared, held_out, metrics, done, bar)
             bar.at(done, f"loss {row['loss']:.3f}")
-
-
-def optimise(drafter: DSpark, optimizer: torch.optim.Optimizer, outcome: Outcome, clip: float) -> float:
-    """One update from numerator and denominator; returns the gradient norm before clipping."""
-    optimizer.zero_grad(set_to_none=True)
-    (outcome.numerator / (outcome.denominator + 1e-6)).backward()
-    norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), clip)
-    optimizer.step()
-    return float(norm)
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

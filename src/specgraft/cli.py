@@ -1,0 +1,162 @@
+"""The command line. One command per stage; `--help` and a faulty run file cost no torch import.
+
+Exit codes: 0 done, 2 bad input (one line says what, where, what to do), 3 a gate failed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specgraft import __version__
+from specgraft.config import RunConfig, load_config
+from specgraft.log import say
+from specgraft.plan.cli import app as plan_app
+
+app = typer.Typer(
+    help="Makes a frozen LLM decode faster: a drafter trained on the target's own tokens and hidden states.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(plan_app, name="plan")
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN.toml] [section.key=value]...", help="run file, then overrides such as train.lr=3e-4"),
+]
+Allow = Annotated[list[str] | None, typer.Option("--allow", help="go on although this gate fails; written into gates.json")]
+
+
+def read_arguments(arguments: list[str] | None, default: Path | None = None) -> RunConfig:
+    """Run file and overrides from the command line. Raises ValueError for a second run file."""
+    given = list(arguments or [])
+    paths = [text for text in given if "=" not in text]
+    if len(paths) > 1:
+        raise ValueError(f"two run files given, {paths[0]} and {paths[1]}: give one; overrides are section.key=value")
+    return load_config(paths[0] if paths else default, [text for text in given if "=" in text])
+
+
+def session(arguments: list[str] | None, allow: list[str] | None = None, default: Path | None = None) -> Any:
+    config = read_arguments(arguments, default)
+    from specgraft.run import Session
+
+    return Session(config, frozenset(allow or []))
+
+
+@app.command()
+def pilot(arguments: Arguments = None, allow: Allow = None) -> None:
+    """All of it, small, on the embedded target: regen, capture, train, evaluate, export, check, report."""
+    from specgraft.pilot.stage import DEFAULT, pilot
+
+    pilot(session(arguments, allow, DEFAULT))
+
+
+@app.command()
+def regen(arguments: Arguments = None, allow: Allow = None) -> None:
+    """Prompts answered by the target: token ids and loss mask kept as generated."""
+    work = session(arguments, allow)
+    work.passed(work.token_gates(work.regen()))
+
+
+@app.command()
+def capture(arguments: Arguments = None, allow: Allow = None) -> None:
+    """Hidden states of the tapped layers and of the last one, as safetensors shards."""
+    session(arguments, allow).capture()
+
+
+@app.command()
+def train(arguments: Arguments = None, allow: Allow = None) -> None:
+    """Trains the drafter; goes on from the newest checkpoint."""
+    say(f"checkpoint: {session(arguments, allow).train()}")
+
+
+@app.command()
+def evaluate(
+    arguments: Arguments = None,
+    allow: Allow = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint; the newest if left out")] = None,
+) -> None:
+    """Accept length, losslessness and speed in the real draft and verify loop, on held-out prompts."""
+    session(arguments, allow).evaluate(checkpoint)
+
+
+@app.command()
+def export(
+    arguments: Arguments = None,
+    allow: Allow = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint; the newest if left out")] = None,
+) -> None:
+    """The drafter as a Hugging Face folder that SGLang loads."""
+    say(f"export: {session(arguments, allow).export(checkpoint)}")
+
+
+@app.command()
+def check(arguments: Arguments = None, allow: Allow = None) -> None:
+    """Runs every gate whose stage has run, and prints them."""
+    from specgraft.pilot.tables import gate_table
+
+    work = session(arguments, allow)
+    results = work.check()
+    gate_table(results)
+    work.passed(results)
+
+
+@app.command()
+def report(arguments: Arguments = None) -> None:
+    """One HTML page of the run, also of one that is not finished."""
+    say(f"report: {session(arguments).report()}")
+
+
+@app.command()
+def version() -> None:
+    """Prints the version."""
+    print(__version__)
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Runs a command; what a user can mend is one line and an exit code."""
+    try:
+        call()
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from here")
+        return 130
+    except ValueError as error:
+        code = getattr(error, "exit_code", 2)
+        say(f"{'gate failed' if code == 3 else 'error'}: {error}")
+        return code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        say(f"error: {error.filename or 'disk'}: {error.strerror}; free space, or set run.root to another folder")
+        return 2
+    return 0
+
+
+def main() -> None:
+    """Entry point of the `specgraft` command."""
+
+    def call() -> None:
+        code = app(standalone_mode=False)
+        if isinstance(code, int) and code:
+            raise SystemExit(code)
+
+    try:
+        sys.exit(guarded(call))
+    except (typer.Abort, typer.Exit) as stop:
+        sys.exit(getattr(stop, "exit_code", 1))
+    except Exception as error:
+        show = getattr(error, "show", None)  # a usage error of the command line itself
+        if show is None:
+            raise
+        show()
+        sys.exit(getattr(error, "exit_code", 2))
+
+
+if __name__ == "__main__":
+    main()

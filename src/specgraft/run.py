@@ -1,0 +1,199 @@
+"""The stages of one run, each finding its input in the run folder. What one stage loads, the next reuses."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specgraft.config import RunConfig
+from specgraft.run_dir import RunDir, read_json, write_json
+
+if TYPE_CHECKING:
+    from specgraft.records import Conversation, GateResult
+    from specgraft.targets.model import Target
+
+
+class Session:
+    """One run: its config, its folder, and the target, loaded when a stage first needs it."""
+
+    def __init__(self, config: RunConfig, allow: frozenset[str] = frozenset()) -> None:
+        self.config, self.allow = config, allow
+        self.run = RunDir(Path(config.run.root).expanduser() / config.run.name).create()
+        write_json(self.run.config, config.model_dump(mode="json"))
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the seconds of a stage to timing.json, over resumed runs too."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = read_json(self.run.timing) if self.run.timing.exists() else {}
+            seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - began
+            write_json(self.run.timing, seconds)
+
+    @cached_property
+    def target(self) -> Target:
+        prepare(self.config)
+        from specgraft.targets.load import load_target
+
+        part = self.config.target
+        return load_target(part.id, part.dtype, self.config.run.device, part.remote_code)
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """The manifest fields that tie features to this target and these taps."""
+        from specgraft.capture.stage import feature_header
+
+        return feature_header(self.config, self.target)
+
+    def regen(self) -> list[Conversation]:
+        from specgraft.regen.stage import regen
+
+        with self.timed("regen"):
+            conversations = regen(self.config, self.run, self.target)
+        write_json(self.run.data, data_summary(conversations))
+        return conversations
+
+    def conversations(self) -> list[Conversation]:
+        """The answered conversations of this run, train first. Raises ValueError when some are missing."""
+        from specgraft.records import read_conversations
+        from specgraft.regen.stage import chosen_prompts
+
+        have = {c.prompt_id: c for c in read_conversations(self.run.regen)}
+        wanted = [prompt.id for prompts in chosen_prompts(self.config).values() for prompt in prompts]
+        if missing := sum(prompt_id not in have for prompt_id in wanted):
+            raise ValueError(f"{self.run.regen}: {missing} of {len(wanted)} prompts have no answer yet; run regen first")
+        return [have[prompt_id] for prompt_id in wanted]
+
+    def capture(self) -> None:
+        from specgraft.capture.stage import capture
+
+        conversations = self.conversations()
+        self.passed(self.capture_gates(conversations))
+        with self.timed("capture"):
+            capture(self.config, self.run, self.target, conversations)
+
+    def train(self) -> Path:
+        from specgraft.train.checkpoint import latest
+        from specgraft.train.stage import train
+
+        with self.timed("train"):
+            train(self.config, self.run, self.target, self.header, self.conversations())
+        return latest(self.run.checkpoints)
+
+    def evaluate(self, checkpoint: Path | None = None) -> dict[str, Any]:
+        prepare(self.config)
+        from specgraft.evaluate.stage import evaluate
+        from specgraft.train.checkpoint import latest
+
+        with self.timed("evaluate"):
+            result = evaluate(self.config, self.run, checkpoint or latest(self.run.checkpoints))
+        self.passed(self.evaluate_gates(result))
+        return result
+
+    def export(self, checkpoint: Path | None = None) -> Path:
+        from specgraft.export.stage import export
+        from specgraft.train.checkpoint import latest
+
+        with self.timed("export"):
+            folder = export(self.config, self.run, checkpoint or latest(self.run.checkpoints))
+        self.passed(self.export_gates(checkpoint))
+        return folder
+
+    def check(self) -> list[GateResult]:
+        """Every gate whose stage has run; the results go to gates.json."""
+        results = self.token_gates(self.conversations())
+        results += self.capture_gates(self.conversations())
+        if self.run.evaluation.exists():
+            results += self.evaluate_gates(read_json(self.run.evaluation))
+        if self.run.export.exists():
+            results += self.export_gates(None)
+        return results
+
+    def report(self) -> Path:
+        from specgraft.report.stage import report
+
+        return report(self.run)
+
+    # gates, by the stage they belong to
+
+    def token_gates(self, conversations: list[Conversation]) -> list[GateResult]:
+        from specgraft.check.token_identity import token_identity
+        from specgraft.regen.render import render
+        from specgraft.regen.stage import chosen_prompts
+
+        prompts = {p.id: p for split in chosen_prompts(self.config).values() for p in split}
+        limit = self.config.prompts.max_tokens
+        tokenizer = self.target.tokenizer
+        return [
+            token_identity(conversations, lambda name: render(tokenizer, prompts[name], limit), self.target.end_ids)
+        ]
+
+    def capture_gates(self, conversations: list[Conversation]) -> list[GateResult]:
+        from specgraft.capture.forward import capture_batch
+        from specgraft.check.distribution_identity import distribution_identity
+        from specgraft.check.tap_identity import tap_identity
+
+        taps = self.header["taps"]
+        by_length = sorted(conversations, key=lambda c: len(c.input_ids))
+        three = [by_length[len(by_length) * place // 8] for place in (1, 4, 7)]
+        greedy = [c for c in conversations if c.temperature == 0][:8]
+        results = [tap_identity(self.target, lambda c: capture_batch(self.target, [c], taps)[0], three, taps)]
+        if greedy:
+            results.append(distribution_identity(self.target, capture_batch(self.target, greedy, taps)))
+        return results
+
+    def evaluate_gates(self, result: dict[str, Any]) -> list[GateResult]:
+        from specgraft.check.results import agreement, lossless
+
+        t0 = result["t0"]
+        return [
+            agreement(t0["predicted_accept_length"], t0["accept_length_pooled"], self.config.check.agreement),
+            lossless(result),
+        ]
+
+    def export_gates(self, checkpoint: Path | None) -> list[GateResult]:
+        from specgraft.check.exported import exported
+        from specgraft.drafters.store import load_drafter
+        from specgraft.train.checkpoint import latest
+
+        return [exported(self.run.export, load_drafter(checkpoint or latest(self.run.checkpoints)))]
+
+    def passed(self, results: list[GateResult]) -> None:
+        """Records gates and refuses to go on when one failed and is not allowed to."""
+        from specgraft.check.gates import record, require
+
+        record(self.run, results, self.allow)
+        require(results, self.allow)
+
+
+def prepare(config: RunConfig) -> None:
+    """Process-wide settings, before the first tensor: threads, and no look at the hub for a local target."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import torch
+
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+
+
+def data_summary(conversations: list[Conversation]) -> dict[str, Any]:
+    """Counts of a run's text, for the report."""
+    by: dict[str, dict[str, int]] = {"language": {}, "domain": {}, "split": {}}
+    for conversation in conversations:
+        for key, counts in by.items():
+            value = getattr(conversation, key)
+            counts[value] = counts.get(value, 0) + 1
+    return {
+        "conversations": len(conversations),
+        "tokens": sum(sum(c.loss_mask) for c in conversations),
+        "cut": sum(c.finish_reason == "length" for c in conversations),
+        "by_language": by["language"],
+        "by_domain": by["domain"],
+        "splits": by["split"],
+    }
