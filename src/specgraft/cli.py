@@ -103,7 +103,7 @@ def check(arguments: Arguments = None, allow: Allow = None) -> None:
 
     work = session(arguments, allow)
     results = work.check()
-    gate_table(results)
+    gate_table([result.to_json() for result in results])
     work.passed(results)
 
 

@@ -150,7 +150,8 @@ class Session:
         return results
 
     def evaluate_gates(self, result: dict[str, Any]) -> list[GateResult]:
-        from specgraft.check.results import agreement, lossless
+        from specgraft.check.agreement import agreement
+        from specgraft.check.lossless import lossless
 
         t0 = result["t0"]
         return [
@@ -159,11 +160,11 @@ class Session:
         ]
 
     def export_gates(self, checkpoint: Path | None) -> list[GateResult]:
-        from specgraft.check.exported import exported
+        from specgraft.check.export import export
         from specgraft.drafters.store import load_drafter
         from specgraft.train.checkpoint import latest
 
-        return [exported(self.run.export, load_drafter(checkpoint or latest(self.run.checkpoints)))]
+        return [export(self.run.export, load_drafter(checkpoint or latest(self.run.checkpoints)))]
 
     def passed(self, results: list[GateResult]) -> None:
         """Records gates and refuses to go on when one failed and is not allowed to."""

@@ -1,0 +1,64 @@
+"""One answer, learnt by heart, must then be accepted in full by draft -> verify.
+
+It shares nothing with the loss: a label, mask or position that is off by one learns just as well and is refused here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from specgraft.capture.forward import capture_batch
+from specgraft.check.overfit import whole_rounds
+from specgraft.config import RunConfig
+from specgraft.decode.loop import Request, decode
+from specgraft.decode.pair import pair
+from specgraft.distill.offpolicy import dspark_loss
+from specgraft.drafters.propose import at_precision
+from specgraft.log import progress
+from specgraft.records import Conversation
+from specgraft.targets.model import Target
+from specgraft.train.batch import collate, step_generator
+from specgraft.train.optimizer import Optimizer
+from specgraft.train.setup import mask_token, new_drafter, shared_of
+
+
+def overfit_sample(config: RunConfig, conversations: list[Conversation]) -> Conversation:
+    """The first greedy answer of at least `check.overfit_tokens` tokens. Raises ValueError when there is none."""
+    wanted = config.check.overfit_tokens
+    for conversation in conversations:
+        if conversation.temperature == 0 and sum(conversation.loss_mask) >= wanted:
+            return conversation
+    raise ValueError(f"no greedy answer has {wanted} tokens: lower check.overfit_tokens or raise regen.greedy_share")
+
+
+def overfit(config: RunConfig, target: Target, taps: list[int], conversations: list[Conversation]) -> float | None:
+    """Trains a fresh drafter on one answer and returns the accept length of decoding it, last round left out."""
+    sample = overfit_sample(config, conversations)
+    features = capture_batch(target, [sample], taps)
+    part = config.train.model_copy(
+        update={"steps": config.check.overfit_steps, "warmup": 0.1, "min_lr_ratio": 0.1, "lr": 1e-3, "optimizer": "adamw"}
+    )
+    # cross-entropy alone: the answer's own tokens, as fast as possible
+    options = config.distill.model_copy(update={"ce": 1.0, "l1": 0.0, "slot_sampling": False, "decay": 100.0})
+    drafter = new_drafter(config, target, taps, conversations)
+    shared = shared_of(target, mask_token(config, target))
+    optimizer = Optimizer(drafter, part)
+    compute = getattr(torch, part.compute)
+    size = config.drafters.draft_tokens
+    learnt = 0
+    with progress("overfit", part.steps) as bar:
+        for step in range(part.steps):
+            generator = step_generator(config.run.seed, step, "anchors")
+            batch = collate(features, 64, size, part.max_length, generator, target.device)
+            outcome = dspark_loss(drafter, shared, batch, options, compute)
+            (outcome.numerator / outcome.denominator).backward()
+            optimizer.step(step)
+            ce = float(outcome.sums["ce"].sum() / outcome.sums["count"].sum())
+            bar.at(step + 1, f"cross-entropy {ce:.3f}")
+            learnt = learnt + 1 if ce < 0.01 else 0
+            if learnt >= 3:
+                break
+    both = pair(target, at_precision(drafter.requires_grad_(False).eval(), target.dtype))
+    request = Request(sample.input_ids[: sample.prompt_length], sum(sample.loss_mask))
+    decode(both, [request], 1)
+    return whole_rounds(request.rounds)

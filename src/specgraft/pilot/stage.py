@@ -1,0 +1,79 @@
+"""`pilot`: every stage in order, on one run file; ends with a table and the report. Finished stages are not repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specgraft.check.gates import recorded
+from specgraft.check.overfit import overfit as judge_overfit
+from specgraft.log import say
+from specgraft.pilot.overfit import overfit
+from specgraft.pilot.tables import gate_table, out, summary_table
+from specgraft.run import Session
+from specgraft.run_dir import read_json, write_json
+from specgraft.train.checkpoint import checkpoint_folder
+
+DEFAULT = Path(__file__).with_name("pilot.toml")
+
+
+def pilot(work: Session) -> dict[str, Any]:
+    """Runs what is missing of a run and returns its summary. A gate that fails stops it (GateError)."""
+    config, run = work.config, work.run
+    say(f"run: {run.root}")
+    conversations = work.regen()
+    work.passed(work.token_gates(conversations))
+    work.capture()
+    if not gate_passed(work, "overfit"):
+        with work.timed("overfit"):
+            length = overfit(config, work.target, work.header["taps"], conversations)
+        work.passed([judge_overfit(length, config.drafters.draft_tokens)])
+    work.train()
+    checkpoint = checkpoint_folder(run.checkpoints, config.train.steps)
+    evaluation = evaluated(work, checkpoint)
+    work.export(checkpoint)
+    summary = summarise(work, evaluation)
+    write_json(run.summary, summary)
+    page = work.report()
+    gate_table(recorded(run))
+    summary_table(summary, evaluation)
+    out.print(f"report: {page}", soft_wrap=True)
+    return summary
+
+
+def gate_passed(work: Session, name: str) -> bool:
+    """Whether this gate passed before, under the same settings of the drafter (checked by the checkpoint itself)."""
+    return any(row["name"] == name and row["passed"] for row in recorded(work.run))
+
+
+def evaluated(work: Session, checkpoint: Path) -> dict[str, Any]:
+    """The stored evaluation when it is of this checkpoint and these settings, else a new one."""
+    if work.run.evaluation.exists():
+        stored = read_json(work.run.evaluation)
+        if stored.get("settings", {}).get("evaluate") == work.config.evaluate.model_dump(mode="json") and stored["settings"][
+            "checkpoint"
+        ] == str(checkpoint):
+            work.passed(work.evaluate_gates(stored))
+            return stored
+    return work.evaluate(checkpoint)
+
+
+def summarise(work: Session, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of summary.json."""
+    zero, one = evaluation["t0"], evaluation.get("t1", {})
+    return {
+        "run": work.config.run.name,
+        "accept_length_t0": zero["accept_length"],
+        "accept_length_t1": one.get("accept_length"),
+        "accept_length_pooled_t0": zero["accept_length_pooled"],
+        "accept_length_pooled_t1": one.get("accept_length_pooled"),
+        "predicted_accept_length": zero["predicted_accept_length"],
+        "agreement": zero["agreement"],
+        "lossless_prompts": zero["lossless"]["prompts"],
+        "lossless_mismatches": zero["lossless"]["mismatches"],
+        "lossless_ties": zero["lossless"]["ties"],
+        "speedup_t0": evaluation.get("speed", {}).get("t0", {}).get("speedup"),
+        "speedup_t1": evaluation.get("speed", {}).get("t1", {}).get("speedup"),
+        "minutes": sum(read_json(work.run.timing).values()) / 60,
+        "gates": {row["name"]: row["passed"] for row in recorded(work.run)},
+    }
