@@ -83,7 +83,8 @@ class DraftersSection(Section):
 
 class DistillSection(Section):
     ce: float = Field(0.1, ge=0)
-    l1: float = Field(0.9, ge=0)
+    l1: float = Field(0.9, ge=0, description="sum of |p - q|, no half")
+    kl: float = Field(0.0, ge=0, description="forward KL; not part of DSpark's objective, learns faster while overlap is small")
     confidence: float = Field(1.0, ge=0)
     decay: float = Field(4.0, gt=0, description="gamma_w: slot j weighs exp(-(j-1)/decay)")
     slot_sampling: bool = Field(

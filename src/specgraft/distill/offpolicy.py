@@ -90,12 +90,12 @@ def dspark_loss(
         final = shared.final_norm(batch.last[row, anchor + slot])  # state of x_{a+j-1} gives p_j
     value, losses = compound(
         h, embedded, final, label, shared.head, drafter.markov_head.markov_w2.weight,
-        options.ce * weight, options.l1 * weight, options.chunk_rows, compute,
+        options.ce * weight, options.l1 * weight, options.chunk_rows, compute, options.kl * weight,
     )  # fmt: skip
     logit = drafter.confidence(h, embedded)
     bce = F.binary_cross_entropy_with_logits(logit, losses.alpha.clamp(0, 1).to(logit.dtype), reduction="none")
     numerator = value + options.confidence * (weight * bce).sum()
-    parts = {"ce": losses.ce, "l1": losses.l1, "alpha": losses.alpha, "hit": losses.hit, "bce": bce.detach()}
+    parts = {"ce": losses.ce, "l1": losses.l1, "kl": losses.kl, "alpha": losses.alpha, "hit": losses.hit, "bce": bce.detach()}
     parts["count"] = torch.ones_like(losses.ce)
     sums = {name: torch.zeros(size, device=device).index_add_(0, slot, part.float()) for name, part in parts.items()}
     return Outcome(numerator, weight.sum(), sums)

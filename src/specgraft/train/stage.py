@@ -87,7 +87,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         row["alpha"] = (sums["alpha"] / count).tolist()
         row["hit"] = (sums["hit"] / count).tolist()
         total = float(sums["count"].sum())
-        row |= {name: float(sums[key].sum()) / total for name, key in (("ce", "ce"), ("l1", "l1"), ("confidence", "bce"))}
+        row |= {name: float(sums[key].sum()) / total for name, key in (("ce", "ce"), ("l1", "l1"), ("kl", "kl"), ("confidence", "bce"))}
         row["slots"] = int(total)
     return row
 

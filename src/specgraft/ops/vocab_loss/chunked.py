@@ -39,6 +39,7 @@ class _Compound(torch.autograd.Function):
         head: torch.Tensor,
         weight_ce: torch.Tensor,
         weight_l1: torch.Tensor,
+        weight_kl: torch.Tensor,
         chunk: int,
         compute: torch.dtype,
         with_grad: bool,
@@ -46,7 +47,7 @@ class _Compound(torch.autograd.Function):
         wide = torch.float64 if compute == torch.float64 else torch.float32
         head_c, markov_c = head.to(compute), markov.detach().to(compute)
         count = hidden.shape[0]
-        ce, l1, hit = (hidden.new_empty(count, dtype=wide) for _ in range(3))
+        ce, l1, hit, kl = (hidden.new_empty(count, dtype=wide) for _ in range(4))
         grad_hidden, grad_embedded = torch.empty_like(hidden, dtype=wide), torch.empty_like(embedded, dtype=wide)
         grad_markov = torch.zeros_like(markov, dtype=wide)
         for start in range(0, count, chunk):
@@ -58,36 +59,42 @@ class _Compound(torch.autograd.Function):
             hit[rows] = (z.argmax(-1) == t.argmax(-1)).to(wide)
             z_label = z.gather(-1, label)[:, 0]
             top = z.amax(-1, keepdim=True)
+            t_norm = t.logsumexp(-1)
+            p = t.softmax(-1)
+            # KL = sum p (t - z) - log Z_t + log Z_z; the shift by `top` keeps the sums small
+            kl[rows] = (p * t.sub_(z)).sum(-1) - t_norm + top[:, 0]
             q = z.sub_(top).exp_()
             total = q.sum(-1, keepdim=True)
-            ce[rows] = total[:, 0].log() + top[:, 0] - z_label
+            log_total = total[:, 0].log()
+            kl[rows] += log_total
+            ce[rows] = log_total + top[:, 0] - z_label
             q.mul_(total.reciprocal_())
-            p = t.softmax(-1)
             below = (q < p).to(wide)
             # sum |p-q| = 2 sum (p-q)+, and <q, b> with b = 1[q < p]
             mean_below = (q * below).sum(-1, keepdim=True)
             l1[rows] = 2 * ((p * below).sum(-1) - mean_below[:, 0])
             if not with_grad:
                 continue
-            # d ce = q - onehot;  d l1 = -2 q (b - <q,b>)
-            w_ce, w_l1 = weight_ce[rows, None].to(wide), weight_l1[rows, None].to(wide)
-            grad = below.mul_(-2 * w_l1).add_(w_ce + 2 * w_l1 * mean_below).mul_(q)
+            # d ce = q - onehot;  d l1 = -2 q (b - <q,b>);  d kl = q - p
+            w_ce, w_l1, w_kl = (weight[rows, None].to(wide) for weight in (weight_ce, weight_l1, weight_kl))
+            grad = below.mul_(-2 * w_l1).add_(w_ce + w_kl + 2 * w_l1 * mean_below).mul_(q)
             grad.scatter_add_(-1, label, -w_ce)
+            grad.addcmul_(p, w_kl, value=-1)
             grad_c = grad.to(compute)
             grad_hidden[rows] = product(grad_c, head_c)
             grad_embedded[rows] = product(grad_c, markov_c)
             grad_markov += product(grad_c.T, e)
         ctx.save_for_backward(grad_hidden, grad_embedded, grad_markov)
         ctx.kinds = hidden.dtype, embedded.dtype, markov.dtype
-        value = (weight_ce * ce).sum() + (weight_l1 * l1).sum()
-        ctx.mark_non_differentiable(ce, l1, hit)
-        return value, ce, l1, hit
+        value = (weight_ce * ce).sum() + (weight_l1 * l1).sum() + (weight_kl * kl).sum()
+        ctx.mark_non_differentiable(ce, l1, hit, kl)
+        return value, ce, l1, hit, kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         scale = grads[0]
         saved = zip(ctx.saved_tensors, ctx.kinds, strict=True)
-        return (*((scale * grad).to(kind) for grad, kind in saved), *(None,) * 8)
+        return (*((scale * grad).to(kind) for grad, kind in saved), *(None,) * 9)
 
 
 def compound(
@@ -101,13 +108,17 @@ def compound(
     weight_l1: torch.Tensor,
     chunk: int = 64,
     compute: torch.dtype = torch.float32,
+    weight_kl: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, SlotLosses]:
-    """sum over rows of (weight_ce ce + weight_l1 l1), and the per-slot values without graph.
+    """sum over rows of (weight_ce ce + weight_l1 l1 + weight_kl kl), and the per-slot values without graph.
 
-    Shapes as `naive.slot_losses`; weight_ce and weight_l1 [R]. Gradients reach hidden, embedded and markov; the head and
+    Shapes as `naive.slot_losses`; weights [R], weight_kl None for none. Gradients reach hidden, embedded and markov; the head and
     the target's states are frozen. Memory: three [chunk, V] tensors.
     """
-    value, ce, l1, hit = _Compound.apply(
-        hidden, embedded, markov, target_hidden, labels, head, weight_ce, weight_l1, chunk, compute, torch.is_grad_enabled()
-    )
-    return value, SlotLosses(ce, l1, 1 - l1 / 2, hit)
+    if weight_kl is None:
+        weight_kl = torch.zeros_like(weight_ce)
+    value, ce, l1, hit, kl = _Compound.apply(
+        hidden, embedded, markov, target_hidden, labels, head, weight_ce, weight_l1, weight_kl, chunk, compute,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
+    return value, SlotLosses(ce, l1, 1 - l1 / 2, hit, kl)

@@ -17,6 +17,7 @@ class SlotLosses(NamedTuple):
     l1: torch.Tensor  # sum over v of |p - q|, no half
     alpha: torch.Tensor  # overlap, sum over v of min(p, q) = 1 - l1 / 2
     hit: torch.Tensor  # 1 where argmax q = argmax p
+    kl: torch.Tensor  # KL(p || q)
 
 
 def slot_losses(
@@ -35,8 +36,10 @@ def slot_losses(
     logits = hidden @ head.T + embedded @ markov.T
     target = (target_hidden @ head.T).detach()
     log_q = logits.log_softmax(-1)
-    q, p = log_q.exp(), target.softmax(-1)
+    q, log_p = log_q.exp(), target.log_softmax(-1)
+    p = log_p.exp()
     ce = -log_q.gather(-1, labels[:, None])[:, 0]
     l1 = (p - q).abs().sum(-1)
     hit = (logits.argmax(-1) == target.argmax(-1)).to(q.dtype)
-    return SlotLosses(ce, l1, 1 - l1 / 2, hit)
+    kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
+    return SlotLosses(ce, l1, 1 - l1 / 2, hit, kl)
