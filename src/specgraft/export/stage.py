@@ -1,0 +1,118 @@
+"""`export`: a checkpoint -> a folder that a serving engine loads. Checking and renaming, no surgery."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from specgraft import __version__
+from specgraft.config import RunConfig
+from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.store import WEIGHTS as CHECKPOINT_WEIGHTS
+from specgraft.drafters.store import load_drafter
+from specgraft.export.card import model_card
+from specgraft.export.contract import WEIGHTS, config_json, expected_tensors
+from specgraft.export.facts import TargetFacts, target_facts
+from specgraft.export.folder import WRITER, refuse_foreign, replace_folder
+from specgraft.export.refusals import refuse
+from specgraft.log import say
+from specgraft.run_dir import RunDir, read_json
+
+
+def export(config: RunConfig, run: RunDir, checkpoint: Path) -> Path:
+    """Writes `run.export` from a checkpoint folder and returns it; an older export there is replaced.
+
+    Raises ValueError, in one line, for a drafter that breaks the contract, a folder with foreign files, or a full disk;
+    then nothing is written and nothing deleted.
+    """
+    part = config.export
+    refuse_foreign(run.export)
+    drafter = load_drafter(checkpoint)
+    facts = target_facts(run)
+    refuse(drafter.config, part.dtype, part.to, facts)
+    tensors = contract_tensors(drafter, part.dtype)
+    made = provenance(config, checkpoint, facts)
+    card = model_card(drafter.config, config.target.id, part.to, made, evaluation_of(run, checkpoint))
+
+    def fill(folder: Path) -> None:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        made["sha256"] = _sha256(folder / WEIGHTS)
+        _write(folder / "config.json", json.dumps(config_json(drafter.config, part.dtype), indent=2) + "\n")
+        _write(folder / "provenance.json", json.dumps(made, indent=2, default=str) + "\n")
+        _write(folder / "README.md", card)
+
+    replace_folder(run.export, fill)
+    size = sum(tensor.numel() for tensor in tensors.values())
+    say(f"export: {len(tensors)} tensors, {size / 1e6:.1f} M parameters in {part.dtype}, for {part.to}: {run.export}")
+    return run.export
+
+
+def contract_tensors(drafter: DSpark, dtype: str) -> dict[str, torch.Tensor]:
+    """The drafter's weights under the contract's names. Raises ValueError naming a tensor that does not fit."""
+    kind = getattr(torch, dtype)
+    tensors = {name: tensor.detach().to("cpu", kind).contiguous() for name, tensor in drafter.state_dict().items()}
+    wanted = expected_tensors(drafter.config)
+    for name in sorted(set(wanted) ^ set(tensors)):
+        raise ValueError(
+            f"checkpoint: tensor {name} is {'missing' if name in wanted else 'not in the contract'}; train again"
+        )
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(
+                f"checkpoint: tensor {name} is {tuple(tensors[name].shape)}, the contract has {shape}; train again"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise ValueError(f"checkpoint: tensor {name} is not finite in {dtype}; use another checkpoint")
+    return tensors
+
+
+def provenance(config: RunConfig, checkpoint: Path, facts: TargetFacts) -> dict[str, Any]:
+    """How the export came about: this process, the checkpoint's own record, digests, the resolved run config."""
+    import transformers
+
+    state = checkpoint / "state.json"
+    record = read_json(state) if state.is_file() else {}
+    return {
+        "writer": WRITER,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": sys.argv,
+        "specgraft": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "to": config.export.to,
+        "layer_ids": "output of decoder layer i, from 0, before any norm",
+        "block_size": "number of drafts a round (DSPARK)",
+        "target": {"id": config.target.id, "weights": facts.weights},
+        "checkpoint": str(checkpoint),
+        "checkpoint_sha256": _sha256(checkpoint / CHECKPOINT_WEIGHTS),
+        "step": record.get("step"),
+        "trained": {key: record.get(key) for key in ("settings", "provenance")},
+        "config": config.model_dump(),
+    }
+
+
+def evaluation_of(run: RunDir, checkpoint: Path) -> dict[str, Any] | None:
+    """evaluate.json when it was measured on this very checkpoint."""
+    if not run.evaluation.is_file():
+        return None
+    found = read_json(run.evaluation)
+    measured = found.get("settings", {}).get("checkpoint")
+    return found if measured and Path(measured).resolve() == checkpoint.resolve() else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
