@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from math import floor
 from pathlib import Path
@@ -27,17 +27,20 @@ def builtin_prompts(
     seed: int = 0,
     languages: dict[str, float] | None = None,
     domains: dict[str, float] | None = None,
+    keep: Callable[[str], bool] | None = None,
 ) -> list[Prompt]:
     """Return `count` prompts of the built-in set, mixed by the weights; the same list on every machine.
 
     Weights need not sum to 1; a cell (language, domain) gets its share of `count` by largest remainder. Without
     `count`: as many prompts as the weights allow. `seed` picks which prompts of a cell come first; ids depend on
     the text alone. Families take turns, so that a small set already holds many. A larger `count` with the same seed
-    and weights adds to the smaller set (rounding can move one prompt per cell).
+    and weights adds to the smaller set (rounding can move one prompt per cell). `keep` limits the set to families
+    whose name it accepts; the weights then hold within what is left.
     ValueError: unknown language or domain, weights without a positive one, or more prompts than a cell holds.
     """
     shares = _shares(languages or DEFAULT_LANGUAGES, domains or DEFAULT_DOMAINS)
-    held = {cell: len(_cell_prompts(*cell)) for cell in shares}
+    cells = {cell: [p for p in _cell_order(*cell, seed) if keep is None or keep(p.family)] for cell in shares}
+    held = {cell: len(prompts) for cell, prompts in cells.items()}
     if count is None:
         count = _largest_count(shares, held)
     if count < 0:
@@ -54,7 +57,7 @@ def builtin_prompts(
         )
     placed = []
     for number, (cell, share) in enumerate(shares.items()):
-        for place, prompt in enumerate(_cell_order(*cell, seed)[: wanted[cell]]):
+        for place, prompt in enumerate(cells[cell][: wanted[cell]]):
             placed.append(((place + 0.5) / share, number, prompt))
     placed.sort(key=lambda item: item[:2])
     return [prompt for _, _, prompt in placed]

@@ -27,15 +27,22 @@ from specgraft.targets.sampling import uniforms
 def chosen_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
     """The prompts of each split. Raises ValueError when the source holds too few."""
     part = config.prompts
-    if part.source == "builtin":
-        pool = builtin_prompts(None, seed=config.run.seed, languages=part.languages, domains=part.domains)
-    else:
-        pool = read_prompts(part.source)
     chosen: dict[str, list[Prompt]] = {}
-    for split, wanted in (("train", part.train), ("heldout", part.held_out)):
-        mine = [prompt for prompt in pool if split_of(prompt.family, part.held_out_share) == split]
+    for split, key, wanted in (("train", "train", part.train), ("heldout", "held_out", part.held_out)):
+
+        def keep(family: str, split: str = split) -> bool:
+            return split_of(family, part.held_out_share) == split
+
+        try:
+            if part.source == "builtin":
+                mine = builtin_prompts(
+                    wanted, seed=config.run.seed, languages=part.languages, domains=part.domains, keep=keep
+                )
+            else:
+                mine = [prompt for prompt in read_prompts(part.source) if keep(prompt.family)]
+        except ValueError as error:
+            raise ValueError(f"prompts.{key}={wanted}: {error}") from None
         if len(mine) < wanted:
-            key = "train" if split == "train" else "held_out"
             raise ValueError(
                 f"prompts.{key}={wanted}, but {part.source} has {len(mine)} {split} prompts at "
                 f"held_out_share={part.held_out_share}: lower the number or change the share"
