@@ -33,6 +33,6 @@ def test_size_text() -> None:
     ],
 )
 def test_bad_numbers(tokens: int, taps: int, hidden: int, dtype: str, line: str) -> None:
-    with pytest.raises(ValueError, match="(?s).+") as caught:
+    with pytest.raises(ValueError) as caught:
         storage(tokens, taps, hidden, dtype)
     assert str(caught.value) == line

@@ -134,7 +134,7 @@ GATES = {
         },
         {"name": "agreement", "passed": False, "detail": "predicted 1.71, pooled 1.62: 5.6 % apart", "measured": {}},
         {"name": "lossless", "passed": True, "detail": "100 prompts, 2 ties", "measured": {}},
-        {"name": "export reload", "passed": True, "detail": "logits equal after reloading", "measured": {}},
+        {"name": "export", "passed": True, "detail": "logits equal after reloading", "measured": {}},
     ]
 }
 SUMMARY = {
@@ -192,9 +192,15 @@ def fill(root: Path) -> RunDir:
     write_json(run.gates, GATES)
     write_json(run.evaluation, EVALUATION)
     write_json(run.timing, TIMING)
-    write_json(run.root / "data.json", DATA)
+    write_json(run.data, DATA)
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in metrics()), encoding="utf-8")
     return run
+
+
+@pytest.fixture(scope="session")
+def shared_run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """One that no test changes."""
+    return fill(tmp_path_factory.mktemp("runs") / "pilot")
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def _lossless(run: Found) -> Line:
         compared = f"{count(part['prompts'])} prompts, {count(at(part, 'tokens'))} tokens compared one by one; "
     tied = f"{count(ties)} ties" if is_number(ties) else "ties not counted"
     dtype = evaluation_dtype(run)
-    note = f"{compared}greedy, T=0{', ' + str(dtype) if dtype else ''}; a tie is two tokens the target rates equal"
+    note = f"{compared}greedy, T=0{', ' + str(dtype) if dtype else ''}; in a tie the texts part at tokens rated equal"
     if wrong > 0:
         return Line(what, "differs", f"{count(wrong)} mismatches, {tied}", note, "bad")
     return Line(what, "identical" if not ties else "identical up to ties", f"0 mismatches, {tied}", note, "good")

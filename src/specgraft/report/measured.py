@@ -104,7 +104,9 @@ def confidence(run: Found) -> Section:
         if is_number(at(row, "predicted")) and is_number(at(row, "accepted")) and is_number(at(row, "count"))
         if row["count"] > 0
     ]
-    scores = f"ECE {number(part.get('ece'), 3)}, AUC {number(part.get('auc'), 3)}"
+    heat = part.get("temperature")
+    heat = f"T={heat:g}, " if is_number(heat) else ""
+    scores = f"{heat}ECE {number(part.get('ece'), 3)}, AUC {number(part.get('auc'), 3)}"
     caption = f"{scores}, {count(sum(row[2] for row in bins))} drafts. On the dotted line the head is right on average."
     blocks: list[Block] = []
     if bins:

@@ -55,7 +55,7 @@ def found(run: RunDir) -> Found:
         metrics=[row for row in one(run.metrics, read_metrics, list) or [] if isinstance(row, dict)],
         evaluation=one(run.evaluation, read_json, dict),
         timing=one(run.timing, read_json, dict),
-        data=one(run.root / "data.json", read_json, dict),
+        data=one(run.data, read_json, dict),
         damaged=tuple(damaged),
     )
 

@@ -11,7 +11,7 @@ from specgraft.report.blocks import Block, Code, Paragraph, Picture, Section, Ta
 from specgraft.report.read import Found, at, is_number, numbers
 from specgraft.report.text import count, duration, number, plain
 
-KNOWN_GATES = (  # DESIGN section 6
+KNOWN_GATES = (  # shown even where they have not run
     "token identity",
     "tap identity",
     "distribution identity",
@@ -19,6 +19,7 @@ KNOWN_GATES = (  # DESIGN section 6
     "agreement",
     "engine agreement",
     "lossless",
+    "export",
 )
 CURVES = {"loss": "loss", "ce": "cross-entropy (nats)", "l1": "L1 distance to target", "confidence": "confidence (BCE)"}
 
@@ -27,7 +28,10 @@ def gates(run: Found) -> Section:
     """Every gate of the design, and any other the run has checked."""
     rows: dict[str, tuple[str, str]] = {}
     for gate in run.gates or []:
-        rows[_gate_name(gate.get("name"))] = (_outcome(gate.get("passed")), str(gate.get("detail") or ""))
+        rows[_gate_name(gate.get("name"))] = (
+            _outcome(gate.get("passed"), gate.get("allowed")),
+            str(gate.get("detail") or ""),
+        )
     named = at(run.summary, "gates")
     for name, passed in (named if isinstance(named, dict) else {}).items():
         rows.setdefault(_gate_name(name), (_outcome(passed), "from summary.json"))
@@ -43,8 +47,10 @@ def _gate_name(name: Any) -> str:
     return str(name).replace("_", " ").replace("-", " ").lower()
 
 
-def _outcome(passed: Any) -> str:
-    return "not run" if passed is None else "passed" if passed else "FAILED"
+def _outcome(passed: Any, allowed: Any = None) -> str:
+    if passed is None:
+        return "not run"
+    return "passed" if passed else "FAILED, allowed" if allowed else "FAILED"
 
 
 def what_was_run(run: Found) -> Section:
@@ -104,7 +110,7 @@ def _data(run: Found) -> list[tuple[str, str]]:
     share = f" ({100 * cut / of:.1f} %)" if is_number(cut) and is_number(of) and of > 0 else ""
     return [
         ("conversations", count(of)),
-        ("tokens", count(at(run.data, "tokens"))),
+        ("tokens the target generated", count(at(run.data, "tokens"))),
         ("answers cut by the limit", f"{count(cut)}{share}"),
         ("by split", _pairs(at(run.data, "splits"))),
         ("by language", _pairs(at(run.data, "by_language"))),

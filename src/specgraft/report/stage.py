@@ -60,10 +60,12 @@ def page(run: Found) -> str:
 
 def _guarded(title: str, make: Callable[[Found], Section], run: Found) -> Section:
     """A file of a half-finished run can hold anything; it costs its own section, never the page."""
+    name = title.lower().replace(" ", "-")
     try:
         return make(run)
+    except ImportError as error:
+        return Section(name, title, missing=f"{error.name} is not installed: pip install 'specgraft[report]'.")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        name = title.lower().replace(" ", "-")
         return Section(name, title, missing=f"This part could not be shown ({type(error).__name__}: {error}).")
 
 
