@@ -11,6 +11,7 @@ import torch
 
 from specgraft.config import RunConfig
 from specgraft.distill.offpolicy import Outcome, dspark_loss
+from specgraft.distill.statistics import slot_statistics
 from specgraft.drafters.dspark import DSpark
 from specgraft.drafters.shared import Shared
 from specgraft.log import Bar, Metrics, progress
@@ -23,7 +24,7 @@ from specgraft.train.batch import collate, step_batches, step_generator
 from specgraft.train.checkpoint import checkpoints, restore, save
 from specgraft.train.optimizer import Optimizer, learning_rate
 from specgraft.train.setup import mask_token, new_drafter, shared_of
-from specgraft.train.validate import slot_statistics, survival
+from specgraft.train.validate import survival
 
 
 def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
