@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from specgraft.records import Prompt
-from specgraft.regen.builtin import DOMAINS, LANGUAGES
 from specgraft.regen.builtin.particles import with_particle
+from specgraft.regen.builtin.registry import DOMAINS, LANGUAGES
 from specgraft.regen.prompts import builtin_counts, builtin_prompts, read_prompts, split_of
 
 CELLS = [(language, domain) for language in LANGUAGES for domain in DOMAINS]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specgraft.records import Prompt
-from specgraft.regen.builtin import DOMAINS, LANGUAGES, expand, families
-from specgraft.regen.builtin.family import stable_int
+from specgraft.regen.builtin.family import expand, stable_int
+from specgraft.regen.builtin.registry import DOMAINS, LANGUAGES, families
 
 DEFAULT_LANGUAGES = {"en": 0.6, "ko": 0.2, "ja": 0.2}
 DEFAULT_DOMAINS = {"chat": 0.4, "code": 0.25, "math": 0.2, "tool": 0.15}
