@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 app.add_typer(plan_app, name="plan")
 
+PILOT = Path(__file__).with_name("pilot") / "pilot.toml"
+
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[RUN.toml] [section.key=value]...", help="run file, then overrides such as train.lr=3e-4"),
@@ -52,9 +54,10 @@ def session(arguments: list[str] | None, allow: list[str] | None = None, default
 @app.command()
 def pilot(arguments: Arguments = None, allow: Allow = None) -> None:
     """All of it, small, on the embedded target: regen, capture, train, evaluate, export, check, report."""
-    from specgraft.pilot.stage import DEFAULT, pilot
+    work = session(arguments, allow, PILOT)  # a faulty run file costs no torch import
+    from specgraft.pilot.stage import pilot
 
-    pilot(session(arguments, allow, DEFAULT))
+    pilot(work)
 
 
 @app.command()

@@ -22,7 +22,9 @@ class Session:
     """One run: its config, its folder, and the target, loaded when a stage first needs it."""
 
     def __init__(self, config: RunConfig, allow: frozenset[str] = frozenset()) -> None:
-        self.config, self.allow = config, allow
+        from specgraft.check.gates import check_names
+
+        self.config, self.allow = config, check_names(allow)
         self.run = RunDir(Path(config.run.root).expanduser() / config.run.name).create()
         write_json(self.run.config, config.model_dump(mode="json"))
 

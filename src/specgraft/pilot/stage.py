@@ -14,8 +14,6 @@ from specgraft.run import Session
 from specgraft.run_dir import read_json, write_json
 from specgraft.train.checkpoint import checkpoint_folder
 
-DEFAULT = Path(__file__).with_name("pilot.toml")
-
 
 def pilot(work: Session) -> dict[str, Any]:
     """Runs what is missing of a run and returns its summary. A gate that fails stops it (GateError)."""
