@@ -19,7 +19,7 @@ def spread_taps(layers: int, count: int) -> list[int]:
     Raises ValueError when that many distinct layers do not fit.
     """
     ids = [layers // 2] if count == 1 else [round(1 + i * (layers - 4) / (count - 1)) for i in range(count)]
-    if len(set(ids)) != count or min(ids) < 0:
+    if ids != sorted(set(ids)) or ids[0] < 0:
         fit = len(range(1, max(layers - 2, 2)))
         raise ValueError(f"capture.tap_count={count}: a target of {layers} layers has room for {fit} spread taps")
     return ids

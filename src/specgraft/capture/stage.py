@@ -64,9 +64,9 @@ def capture(config: RunConfig, run: RunDir, target: Target, conversations: Seque
                     done += sum(len(part[index].input_ids) for index in batch)
                     bar.at(done, f"{need * done / total / 1e9:.2f} GB")
                 broken = sum(skipped.values())
-                if broken > FAULT_RATE * len(missing):
+                if broken > FAULT_RATE * len(conversations):
                     raise ValueError(
-                        f"capture: {broken} of {len(missing)} conversations have broken states "
+                        f"capture: {broken} of {len(conversations)} conversations have broken states "
                         f"({', '.join(f'{n} x {why}' for why, n in skipped.items())}): check the target's weights and dtype"
                     )
                 if rows:
