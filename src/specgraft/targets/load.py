@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from specgraft.targets.model import Target
 
@@ -53,12 +54,20 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
         config = AutoConfig.from_pretrained(source, trust_remote_code=remote_code)
         refuse_unsupported(config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=remote_code)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=getattr(torch, dtype), trust_remote_code=remote_code, attn_implementation=NAME
+        model: Any
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source, dtype=getattr(torch, dtype), trust_remote_code=remote_code, attn_implementation=NAME, output_loading_info=True
         )
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"target.id={name!r} could not be loaded: {first}") from None
+    # transformers fills what it does not find with random values and goes on
+    if absent := sorted(found["missing_keys"]) + sorted(str(row[0]) for row in found["mismatched_keys"]):
+        near = ", ".join(sorted(found["unexpected_keys"])[:3])
+        raise ValueError(
+            f"target.id={name!r}: its weights hold no {absent[0]} of the right shape ({len(absent)} tensors in all"
+            + (f"; unknown there: {near}" if near else "") + "): give a folder whose names are those of its architecture"
+        )  # fmt: skip
     if tokenizer.chat_template is None:
         raise ValueError(f"target.id={name!r}: the tokenizer has no chat template; add chat_template.jinja to the folder")
     return Target(model.to(where), tokenizer, Path(source), where)
