@@ -187,6 +187,8 @@ def load_config(path: str | Path | None, overrides: list[str] | tuple[str, ...] 
             raise ValueError(f"{path}: no such run file; `specgraft pilot` needs none, recipes/ holds examples") from None
         except IsADirectoryError:
             raise ValueError(f"{path}: is a folder; give the run file itself (a .toml)") from None
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read ({error.strerror}); give the path of a run file") from None
         except UnicodeDecodeError:
             raise ValueError(f"{path}: is not UTF-8 text") from None
         except tomllib.TOMLDecodeError as error:

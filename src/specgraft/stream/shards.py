@@ -37,7 +37,7 @@ class ShardWriter:
         self.manifest: dict[str, Any] = {"format": FORMAT, "layer_ids": "output of layer i, pre-norm", **header, "shards": []}
         if path.exists():
             before = read_json(path)
-            for key, value in header.items():
+            for key, value in {"format": FORMAT, **header}.items():
                 if before.get(key) != value:
                     raise ValueError(
                         f"{folder}: holds features with another `{key}`; use another run.name, or delete that folder"
@@ -91,7 +91,7 @@ class ShardReader:
         """
         self.folder = folder
         self.manifest = read_json(folder / MANIFEST)
-        for key, value in (expect or {}).items():
+        for key, value in {"format": FORMAT, **(expect or {})}.items():
             if self.manifest.get(key) != value:
                 raise ValueError(
                     f"{folder}: the features were made with {key}={_short(self.manifest.get(key))}, "
