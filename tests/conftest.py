@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.dspark import DSpark
@@ -22,6 +23,7 @@ class StubTokenizer:
 
     def __init__(self, vocab: int, eos_token_id: int) -> None:
         self.vocab, self.eos_token_id = vocab, eos_token_id
+        self.pad_token_id: int | None = None
         self.chat_template = "stub"
 
     def get_vocab(self) -> dict[str, int]:
@@ -126,3 +128,58 @@ def tiny_target() -> Callable[..., Target]:
 def tiny_drafter() -> Callable[..., DSpark]:
     """Builds a tiny drafter; arguments as `make_drafter`."""
     return make_drafter
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, a few merges ("a" + "b" is one token) and four special tokens: 264 ids."""
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("a", "b"), ("t", "h"), ("th", "e"), ("i", "n")]
+    for left, right in merges:
+        vocab[left + right] = len(vocab)
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|start|>", "<|end|>", "<|pad|>", "<|mask|>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|end|>", pad_token="<|pad|>", mask_token="<|mask|>", chat_template=TEMPLATE
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder that `load_target` reads: a random Llama of 4 layers and 288 rows of vocabulary, byte-level
+    tokens, a chat template. `<|mask|>` is the unused id for the drafter's open slots (`tiny_mask_id`)."""
+    folder = tmp_path_factory.mktemp("tiny") / "target"
+    tokenizer = make_tokenizer()
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=288,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model: Any = LlamaForCausalLM(config)
+    model.get_input_embeddings().weight.data *= 5
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_mask_id() -> int:
+    """The id of `<|mask|>` in `tiny_folder`."""
+    return int(make_tokenizer().convert_tokens_to_ids("<|mask|>"))
