@@ -209,7 +209,7 @@ def validation(run: Found) -> Section:
     last = [value for value in numbers(rows[-1].get("survival")) if not math.isnan(value)]
     if last:
         text = " ".join(f"{value:.3f}" for value in last)
-        blocks.append(Paragraph(f"Analytic survival by position at the last validation: {text}."))
+        blocks.append(Paragraph(f"Teacher-forced survival by position at the last validation: {text}."))
     return Section("accept-curve", title, blocks)
 
 
