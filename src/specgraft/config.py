@@ -233,23 +233,20 @@ def _known_prefix(keys: list[str], data: dict[str, Any]) -> list[str]:
 
 
 def _nearest(keys: list[str]) -> str:
-    """Names the nearest known key, looking in the same section first and then everywhere."""
-    known: list[str] = []
+    """Names the nearest known key: in the same section first, then one of that name anywhere, then a section."""
+    sections: dict[str, list[str]] = {}
     for name, info in RunConfig.model_fields.items():
-        known.append(name)
         section = info.annotation
         assert isinstance(section, type) and issubclass(section, BaseModel)
-        known += [f"{name}.{key}" for key in section.model_fields]
-    wanted = ".".join(keys)
-    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    if not close:
-        by_leaf = {full.split(".")[-1]: full for full in known}
-        leaf = difflib.get_close_matches(keys[-1], list(by_leaf), n=1, cutoff=0.5)
-        close = [by_leaf[leaf[0]]] if leaf else []
-    if close:
-        return f"; did you mean `{close[0]}`?"
-    section_keys = [full for full in known if full.startswith(keys[0] + ".")]
-    return f"; known here: {', '.join(section_keys or RunConfig.model_fields)}"
+        sections[name] = list(section.model_fields)
+    head, leaf = keys[0], keys[-1]
+    own = sections.get(head, [])
+    by_leaf = {key: f"{name}.{key}" for name, known in sections.items() for key in known}
+    by_name = {name: name for name in sections}
+    for known in ({key: f"{head}.{key}" for key in own}, by_name if not own else {}, by_leaf):
+        if close := difflib.get_close_matches(leaf if known is not by_name else head, list(known), n=1, cutoff=0.6):
+            return f"; did you mean `{known[close[0]]}`?"
+    return f"; known here: {', '.join(f'{head}.{key}' for key in own) or ', '.join(sections)}"
 
 
 assert set(get_args(Dtype)) == {"float32", "bfloat16", "float16"}

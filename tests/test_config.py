@@ -1,0 +1,158 @@
+"""The run file: what is accepted, what is refused, and that a refusal is one line that names the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specgraft
+from specgraft.config import RunConfig, load_config, parse_override, validate
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RUN_FILES = [*sorted((REPOSITORY / "recipes").glob("*.toml")), Path(specgraft.__file__).parent / "pilot" / "pilot.toml"]
+
+
+def refusal(path: Path | None = None, *overrides: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        load_config(path, list(overrides))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_run_files_of_the_project_parse(path: Path) -> None:
+    config = load_config(path)
+    assert config.target.id == "smollm2" and config.run.name == path.stem
+
+
+def test_defaults_are_valid_and_survive_a_round_trip() -> None:
+    config = load_config(None)
+    assert config == RunConfig() == RunConfig.model_validate(config.model_dump(mode="json"))
+    assert config.drafters.draft_tokens == 7 and config.distill.decay == 4.0
+    assert (config.distill.ce, config.distill.l1, config.distill.confidence) == (0.1, 0.9, 1.0)
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(ValueError):
+        load_config(None).train.lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("train.lrr=1", "train.lr"),
+        ("train.step=3", "train.steps"),
+        ("capture.tap=[1]", "capture.taps"),
+        ("drafters.draft_token=4", "drafters.draft_tokens"),
+        ("trian={}", "train"),
+        ("evaluat.prompts=3", "evaluate"),
+        ("train.draft_tokens=4", "drafters.draft_tokens"),
+        ("lr=1", "train.lr"),
+    ],
+)
+def test_unknown_keys_are_refused_with_the_nearest_known_one(text: str, nearest: str) -> None:
+    message = refusal(None, text)
+    assert f"unknown key `{text.split('=')[0].split('.')[0]}" in message
+    assert f"did you mean `{nearest}" in message
+
+
+def test_an_unknown_key_like_no_other_lists_what_is_known() -> None:
+    message = refusal(None, "export.qqqqqqq=1")
+    assert "unknown key `export.qqqqqqq`" in message and "known here: export.to, export.dtype" in message
+    assert "known here: run, target, prompts" in refusal(None, "qqqqqqq.zzzzzzzz=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("train.lr=fast", ["train.lr", "number", '"fast"']),
+        ("train.lr=-1", ["train.lr", "greater than 0", "-1"]),
+        ("train.lr=nan", ["train.lr", "greater than 0"]),
+        ("train.steps=1.5", ["train.steps", "integer", "1.5"]),
+        ("train.optimizer=sgd", ["train.optimizer", "'adamw' or 'muon'", '"sgd"']),
+        ("train=3", ["train", "3"]),
+        ("capture.taps=some", ["capture.taps", '"some"']),
+        ('capture.taps=["a"]', ["capture.taps", '"a"']),
+        ("train.betas=[0.9]", ["train.betas"]),
+        ("run.name=../up", ["run.name", '"../up"']),
+        ("run.name=", ["run.name", '""']),
+        ("target.dtype=float8", ["target.dtype", '"float8"']),
+        ("regen.top_p=0", ["regen.top_p", "0"]),
+        ("prompts.languages={en=-1}", ["prompts.languages.en", "-1"]),
+        ("drafters.warm_layers=[1,2]", ["drafters.warm_layers", "2 layers for 5"]),
+        ("evaluate.prompts=101", ["evaluate.prompts=101", "prompts.held_out"]),
+    ],
+)
+def test_wrong_values_are_refused_naming_key_and_value(text: str, parts: list[str]) -> None:
+    message = refusal(None, text)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "value"),
+    [
+        ("train.lr=3e-4", ["train", "lr"], 3e-4),
+        ("train.steps=12", ["train", "steps"], 12),
+        ("distill.slot_sampling=true", ["distill", "slot_sampling"], True),
+        ("capture.taps=[3, 15, 27]", ["capture", "taps"], [3, 15, 27]),
+        ("capture.taps=spread", ["capture", "taps"], "spread"),
+        ('run.name="a=b"', ["run", "name"], "a=b"),
+        ("target.id=/models/a=b", ["target", "id"], "/models/a=b"),
+        ("prompts.languages={ en = 0.5, ko = 0.5 }", ["prompts", "languages"], {"en": 0.5, "ko": 0.5}),
+        ("prompts.languages.en=1", ["prompts", "languages", "en"], 1),
+        (" train.lr =1.0", ["train", "lr"], 1.0),
+    ],
+)
+def test_overrides_are_dotted_keys_with_toml_values(text: str, keys: list[str], value: Any) -> None:
+    assert parse_override(text) == (keys, value)
+
+
+@pytest.mark.parametrize("text", ["train.lr", "=3", "  =3"])
+def test_an_override_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write section.key=value"):
+        parse_override(text)
+
+
+def test_overrides_win_over_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nlr = 1e-3\nsteps = 5\n[prompts.languages]\nen = 1.0\nko = 1.0\n[target]\nid = "x"\n')
+    config = load_config(path, ["train.lr=2e-3", "prompts.languages.ko=0.25", "capture.taps=[0,2]", "target.id=org/model"])
+    assert (config.train.lr, config.train.steps) == (2e-3, 5)
+    assert config.prompts.languages == {"en": 1.0, "ko": 0.25}
+    assert config.capture.taps == [0, 2] and config.target.id == "org/model"
+    assert load_config(path).train.lr == 1e-3  # nothing is kept between calls
+
+
+def test_the_last_of_two_equal_overrides_wins() -> None:
+    assert load_config(None, ["train.steps=3", "train.steps=4"]).train.steps == 4
+
+
+def test_an_override_through_a_value_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\nseed = 1\n")
+    assert "seed is not a section" in refusal(path, "run.seed.deep=2")
+
+
+def test_bad_files_are_refused_naming_the_file(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[train\nlr = 1")
+    assert str(bad) in refusal(bad) and "not valid TOML" in refusal(bad)
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in refusal(binary)
+    missing = tmp_path / "missing.toml"
+    assert str(missing) in refusal(missing) and "no such run file" in refusal(missing)
+    assert "is a folder" in refusal(tmp_path)
+    assert "cannot be read" in refusal(bad / "below.toml")
+
+
+def test_a_refusal_says_where_the_value_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nlr = -2\n")
+    assert refusal(path).startswith(f"{path}: train.lr: ")
+    with pytest.raises(ValueError, match=r"^here: train\.lr: "):
+        validate({"train": {"lr": -2}}, "here")
