@@ -113,7 +113,7 @@ def test_overrides_are_dotted_keys_with_toml_values(text: str, keys: list[str], 
 
 @pytest.mark.parametrize("text", ["train.lr", "=3", "  =3"])
 def test_an_override_without_key_or_value_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write section.key=value"):
+    with pytest.raises(ValueError, match=r"write section\.key=value"):
         parse_override(text)
 
 
