@@ -12,7 +12,7 @@ def agreement(predicted: float | None, pooled: float | None, tolerance: float = 
     apart = abs(predicted - pooled) / pooled
     return GateResult(
         "agreement",
-        apart <= tolerance,
+        apart <= tolerance + 1e-9,
         f"predicted accept length {predicted:.3f}, measured {pooled:.3f} (pooled): {apart:.2%} apart, at most {tolerance:.0%}",
         {"predicted": predicted, "pooled": pooled, "difference": apart, "tolerance": tolerance},
     )

@@ -14,10 +14,13 @@ from specgraft.drafters.shared import Shared
 from specgraft.records import Conversation, Features, GateResult
 from specgraft.targets.model import Target
 
-SHARE = 0.99  # of positions whose argmax agrees, in half precision
-TIE, EXACT_TIE = 2.0**-6, 1e-4  # relative to the logit: closer ones may swap when a pass has another shape
-LEAST_TIE = 0.1  # in half precision
-TOP, LOG_TOLERANCE = 20, 0.05  # mean difference of the likeliest tokens' log-probabilities
+# Two passes of another shape in half precision give other roundings in every layer: on SmolLM2-135M in bfloat16 98.5 % of
+# greedy tokens agree, log-probabilities differ by 0.08, and every miss is a near tie. Faults are far outside of this.
+HALF_SHARE, EXACT_SHARE = 0.95, 0.99  # of positions whose argmax agrees
+HALF_TIE, HALF_LEAST_TIE = 2.0**-5, 0.25  # a gap below this share of the logit, or below this, may swap
+EXACT_TIE = 1e-4
+TOP = 20  # likeliest tokens whose log-probabilities are compared
+HALF_LOG, EXACT_LOG = 0.2, 1e-3  # mean difference
 ROWS = 16
 
 
@@ -34,9 +37,13 @@ def distribution_identity(target: Target, shared: Shared, rows: Sequence[tuple[C
     greedy = [(c, f) for c, f in rows if c.temperature == 0 and len(c.input_ids) > c.prompt_length > 0][:ROWS]
     if not greedy:
         return GateResult(name, False, "not run: no greedy conversation")
-    positions, missed, apart = 0, {"stored ids": 0, "a plain pass": 0}, 0.0
+    positions, missed, apart, widest = 0, {"stored ids": 0, "a plain pass": 0}, 0.0, 0.0
+    exact = target.dtype in (torch.float32, torch.float64)
+    least_share, most_apart = (EXACT_SHARE, EXACT_LOG) if exact else (HALF_SHARE, HALF_LOG)
     faults: list[str] = []
     for conversation, features in greedy:
+        if features.input_ids.tolist() != conversation.input_ids:
+            return GateResult(name, False, f"{conversation.prompt_id}: the features' ids are not the conversation's")
         part = slice(conversation.prompt_length - 1, len(conversation.input_ids) - 1)
         own = shared_logits(shared, features.last[part].to(target.device))
         plain = plain_pass(target, conversation.input_ids).logits[part]
@@ -44,23 +51,28 @@ def distribution_identity(target: Target, shared: Shared, rows: Sequence[tuple[C
         positions += len(own)
         apart += float(top_difference(own, plain).sum())
         for what, wanted, law in (("stored ids", stored, own), ("a plain pass", plain.argmax(-1), plain)):
-            misses, far = compare(own, wanted, law, target.dtype)
-            missed[what] += misses
-            if far is not None:
-                where = f"{conversation.prompt_id} position {conversation.prompt_length + far[0]}"
-                faults.append(f"{where}: argmax differs from {what} by {far[1]:.3f}, no tie")
+            places, gap, limit = misses(own, wanted, law, exact)
+            missed[what] += len(places)
+            widest = max(widest, *gap.tolist(), 0.0)
+            for row in (gap > limit).nonzero()[:1, 0].tolist():
+                where = f"{conversation.prompt_id} token {conversation.prompt_length + int(places[row])}"
+                faults.append(f"{where}: argmax differs from {what} by {float(gap[row]):.3f}, no tie")
     share = 1 - max(missed.values()) / positions
     mean = apart / positions
-    measured = {"positions": float(positions), "agreement": share, "log_probability_difference": mean}
+    measured = {
+        "positions": float(positions),
+        "agreement": share,
+        "log_probability_difference": mean,
+        "widest_miss": widest,
+    }
     figure = f"{share:.2%} of {positions} greedy positions agree, log-probabilities differ by {mean:.4f}"
     if faults:
-        return GateResult(name, False, f"{figure}; {len(faults)} rows with true misses, first {faults[0]}", measured)
-    if share < SHARE:
-        return GateResult(name, False, f"{figure}; at least {SHARE:.0%} must", measured)
-    if mean > LOG_TOLERANCE:
-        return GateResult(
-            name, False, f"{figure}; at most {LOG_TOLERANCE} is allowed: is the head or the norm another one?", measured
-        )
+        return GateResult(name, False, f"{figure}; {len(faults)} texts with true misses, first {faults[0]}", measured)
+    if share < least_share:
+        return GateResult(name, False, f"{figure}; at least {least_share:.0%} must", measured)
+    if mean > most_apart:
+        detail = f"{figure}, at most {most_apart} is allowed: is the head or the norm another one?"
+        return GateResult(name, False, detail, measured)
     return GateResult(name, True, f"{figure} ({sum(missed.values())} near ties)", measured)
 
 
@@ -70,7 +82,7 @@ def head_fault(target: Target, shared: Shared) -> str | None:
         target.head.weight, target.embedding.weight
     ):
         return (
-            "the target's config ties head and embedding, but the loaded head is another tensor (random, or not found?)"
+            "the target's config ties head and embedding, but the loaded head is another tensor (not found, so random?)"
         )
     for what, own, loaded in (
         ("head", shared.head, target.head.weight),
@@ -87,23 +99,17 @@ def shared_logits(shared: Shared, last: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.linear(shared.final_norm(last).to(shared.head.dtype), shared.head).float()
 
 
-def compare(
-    own: torch.Tensor, wanted: torch.Tensor, law: torch.Tensor, dtype: torch.dtype
-) -> tuple[int, tuple[int, float] | None]:
-    """Misses of argmax own [P,V] against ids wanted [P], and (position, gap) of the first that is no near tie in law [P,V]."""
+def misses(
+    own: torch.Tensor, wanted: torch.Tensor, law: torch.Tensor, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where argmax of own [P,V] is not the id wanted [P]: places [M], their gaps in the logits law [P,V], tie limits [M]."""
     best = own.argmax(-1)
-    missed = (best != wanted).nonzero()[:, 0]
-    if not len(missed):
-        return 0, None
-    mine, theirs = best[missed], wanted[missed]
-    rows = law[missed]
-    place = torch.arange(len(missed), device=law.device)
-    gap = (rows[place, mine] - rows[place, theirs]).abs()
-    size = torch.maximum(rows[place, mine].abs(), rows[place, theirs].abs())
-    exact = dtype in (torch.float32, torch.float64)
-    limit = EXACT_TIE * size.clamp(min=1) if exact else (TIE * size).clamp(min=LEAST_TIE)
-    far = (gap > limit).nonzero()[:, 0]
-    return len(missed), (int(missed[far[0]]), float(gap[far[0]])) if len(far) else None
+    places = (best != wanted).nonzero()[:, 0]
+    mine = law[places, best[places]]
+    theirs = law[places, wanted[places]]
+    size = torch.maximum(mine.abs(), theirs.abs())
+    limit = EXACT_TIE * size.clamp(min=1) if exact else (HALF_TIE * size).clamp(min=HALF_LEAST_TIE)
+    return places, (mine - theirs).abs(), limit
 
 
 def top_difference(own: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
