@@ -65,6 +65,7 @@ def test_every_config_value(made):
     assert folder == run.run.export
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     assert json.loads((folder / "config.json").read_text()) == CONFIG
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
 
 
 def test_tensors_names_shapes_dtype(made):

@@ -14,10 +14,10 @@ from specgraft.drafters.shared import Shared
 from specgraft.records import Conversation, Features, GateResult
 from specgraft.targets.model import Target
 
-# Two passes of another shape in half precision give other roundings in every layer: on SmolLM2-135M in bfloat16 98.5 % of
-# greedy tokens agree, log-probabilities differ by 0.08, and every miss is a near tie. Faults are far outside of this.
+# Passes of another shape round otherwise in every layer. On SmolLM2-135M in bfloat16, 10,435 greedy tokens: 97.9 to 98.8 % of
+# 16 texts' tokens agree, log-probabilities differ by 0.08, the widest miss is 0.5. A random head misses by 27.
 HALF_SHARE, EXACT_SHARE = 0.95, 0.99  # of positions whose argmax agrees
-HALF_TIE, HALF_LEAST_TIE = 2.0**-5, 0.25  # a gap below this share of the logit, or below this, may swap
+HALF_TIE, HALF_LEAST_TIE = 2.0**-4, 0.5  # a gap below this share of the logit, or below this, may swap
 EXACT_TIE = 1e-4
 TOP = 20  # likeliest tokens whose log-probabilities are compared
 HALF_LOG, EXACT_LOG = 0.2, 1e-3  # mean difference

@@ -46,6 +46,7 @@ def export(config: RunConfig, run: RunDir, checkpoint: Path) -> Path:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         made["sha256"] = _sha256(folder / WEIGHTS)
         _write(folder / "config.json", json.dumps(config_json(drafter.config, part.dtype), indent=2) + "\n")
+        (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)  # safetensors lets only the owner read
         _write(folder / "provenance.json", json.dumps(made, indent=2, default=str) + "\n")
         _write(folder / "README.md", card)
 
