@@ -1,0 +1,134 @@
+"""The drafter of a run: its shape from config and target, its mask token, its starting values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specgraft.config import RunConfig
+from specgraft.drafters.dspark import DSpark
+from specgraft.train.setup import drafter_config, mask_token, new_drafter, spread_layers, token_pairs
+from specgraft.train.stage import summary
+from specgraft.train.validate import survival
+
+TAPS = [0, 2]
+
+
+def config_of(**sections: dict[str, Any]) -> RunConfig:
+    base: dict[str, dict[str, Any]] = {
+        "target": {"id": "tiny", "mask_token_id": 0}, "drafters": {"layers": 2, "markov_rank": 8, "draft_tokens": 3},
+    }  # fmt: skip
+    return RunConfig.model_validate({name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}})
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target):
+    return tiny_target(layers=3, end=[1, 7])
+
+
+def weights(drafter: DSpark) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in drafter.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [(None, "is not set"), (64, "vocabulary has 64 rows"), (10_000, "vocabulary has 64 rows"), (7, "end or padding"), (1, "end or padding")],
+)
+def test_a_mask_token_that_is_absent_or_in_use_is_refused(target, chosen: int | None, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        mask_token(config_of(target={"mask_token_id": chosen}), target)
+
+
+def test_the_padding_token_is_no_mask_token(target, monkeypatch) -> None:
+    monkeypatch.setattr(target.tokenizer, "pad_token_id", 9)
+    assert mask_token(config_of(target={"mask_token_id": 8}), target) == 8
+    with pytest.raises(ValueError, match="end or padding"):
+        mask_token(config_of(target={"mask_token_id": 9}), target)
+
+
+def test_what_is_zero_in_the_run_file_is_as_in_the_target(target) -> None:
+    found = drafter_config(config_of(), target, TAPS)
+    assert (found.heads, found.kv_heads, found.head_dim, found.intermediate) == (4, 2, 8, 64)
+    assert (found.hidden_size, found.vocab_size, found.target_layers, found.taps) == (32, 64, 3, (0, 2))
+    assert found.max_positions == 256 and found.rope_theta == 10_000.0
+    own = drafter_config(config_of(drafters={"heads": 6, "kv_heads": 3, "head_dim": 10, "intermediate": 20}), target, TAPS)
+    assert (own.heads, own.kv_heads, own.head_dim, own.intermediate) == (6, 3, 10, 20)
+    with pytest.raises(ValueError, match=r"drafters\.heads=5 is no multiple"):
+        drafter_config(config_of(drafters={"heads": 5}), target, TAPS)
+
+
+def test_the_same_seed_gives_the_same_drafter_and_leaves_the_random_state(target) -> None:
+    torch.manual_seed(123)
+    expected = torch.rand(1)
+    torch.manual_seed(123)
+    first = weights(new_drafter(config_of(), target, TAPS))
+    assert torch.equal(torch.rand(1), expected)
+    second = weights(new_drafter(config_of(), target, TAPS))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    third = weights(new_drafter(config_of(run={"seed": 1}), target, TAPS))
+    assert not torch.equal(first["fc.weight"], third["fc.weight"])
+    assert not first["markov_head.markov_w2.weight"].any()  # starts as the plain trunk
+
+
+@pytest.mark.parametrize(("named", "sources"), [("spread", [0, 2]), ([1, 2], [1, 2])])
+def test_draft_layers_start_as_the_target_layers_named(target, named: Any, sources: list[int]) -> None:
+    drafter = new_drafter(config_of(drafters={"warm_layers": named}), target, TAPS)
+    for layer, source in zip(drafter.layers, sources, strict=True):
+        own, theirs = layer.state_dict(), target.layers[source].state_dict()
+        assert len(theirs) == 9
+        for name, tensor in theirs.items():
+            assert torch.equal(own[name], tensor), name
+    assert torch.equal(drafter.norm.weight, target.final_norm.weight)
+
+
+def test_a_warm_start_that_does_not_fit_is_refused(target) -> None:
+    with pytest.raises(ValueError, match="layers 0 to 2, not 3"):
+        new_drafter(config_of(drafters={"warm_layers": [0, 3]}), target, TAPS)
+    with pytest.raises(ValueError, match=r"drafters\.warm_layers: layer 0 .* in the target"):
+        new_drafter(config_of(drafters={"warm_layers": "spread", "intermediate": 20}), target, TAPS)
+    with pytest.raises(ValueError, match="only 3 layers"):
+        spread_layers(3, 4)
+    assert spread_layers(30, 5) == [0, 7, 14, 22, 29] and spread_layers(3, 1) == [0]
+
+
+@pytest.mark.parametrize(("how", "shares"), [("mean", [0.5, 0.5]), ("last", [0.0, 1.0])])
+def test_fc_starts_as_the_mean_of_the_taps_or_the_last_one(target, how: str, shares: list[float]) -> None:
+    plain = new_drafter(config_of(), target, TAPS).fc.weight
+    drafter = new_drafter(config_of(drafters={"warm_fc": how}), target, TAPS)
+    added = (drafter.fc.weight - plain).detach()
+    torch.testing.assert_close(added, torch.cat([share * torch.eye(32) for share in shares], 1), rtol=0, atol=1e-6)
+
+
+def test_the_markov_start_prefers_the_pairs_of_the_train_answers(target) -> None:
+    from specgraft.records import Conversation
+
+    def row(split: str, ids: list[int]) -> Conversation:
+        return Conversation("p", "f", "en", "chat", split, ids, [False] * 2 + [True] * (len(ids) - 2), 2, 0.0, 1.0, 0, "stop", "")
+
+    rows = [row("train", [3, 4, *[5, 9] * 10]), row("train", [3, 4, *[6, 8] * 10]), row("heldout", [3, 4, *[5, 11] * 30])]
+    before, after = token_pairs(rows[:1])
+    assert before[:3].tolist() == [4, 5, 9] and after[:3].tolist() == [5, 9, 5]
+    drafter = new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS, rows)
+    with torch.no_grad():
+        bias = drafter.markov_head.markov_w2(drafter.embed_previous(torch.tensor([5, 6])))
+    assert bias.argmax(-1).tolist() == [9, 8] and abs(float(bias[0, 11])) < 1e-3
+    with pytest.raises(ValueError, match=r"drafters\.warm_markov needs answers"):
+        new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS)
+
+
+def test_survival_is_the_mean_of_prefix_products_over_supervised_slots() -> None:
+    """Slot acceptance (0.8, 0.5, 0.25): accept length 1 + 0.8 + 0.4 + 0.1 = 2.3."""
+    values = torch.tensor([0.8, 0.5, 0.25]).view(1, 1, 3)
+    found = survival(values, torch.ones(1, 1, 3, dtype=torch.bool))
+    assert found == pytest.approx([0.8, 0.4, 0.1]) and 1 + sum(found) == pytest.approx(2.3)
+    two = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]).view(1, 2, 3)
+    mask = torch.tensor([[True, True, True], [True, True, False]]).view(1, 2, 3)
+    assert survival(two, mask) == pytest.approx([1.0, 0.5, 1.0])
+
+
+def test_a_step_without_slots_has_loss_zero() -> None:
+    from specgraft.distill.offpolicy import Outcome
+
+    assert summary(Outcome(torch.zeros(()), torch.zeros(()), {})) == {"loss": 0.0}
