@@ -141,6 +141,7 @@ class Session:
         from specgraft.capture.forward import capture_batch
         from specgraft.check.distribution_identity import distribution_identity
         from specgraft.check.tap_identity import tap_identity
+        from specgraft.train.setup import mask_token, shared_of
 
         taps = self.header["taps"]
         by_length = sorted(conversations, key=lambda c: len(c.input_ids))
@@ -148,7 +149,9 @@ class Session:
         greedy = [c for c in conversations if c.temperature == 0][:8]
         results = [tap_identity(self.target, lambda c: capture_batch(self.target, [c], taps)[0], three, taps)]
         if greedy:
-            results.append(distribution_identity(self.target, capture_batch(self.target, greedy, taps)))
+            features = capture_batch(self.target, greedy, taps)
+            shared = shared_of(self.target, mask_token(self.config, self.target))
+            results.append(distribution_identity(self.target, shared, list(zip(greedy, features, strict=True))))
         return results
 
     def evaluate_gates(self, result: dict[str, Any]) -> list[GateResult]:

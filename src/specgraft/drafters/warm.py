@@ -74,7 +74,7 @@ def start_markov(drafter: DSpark, before: torch.Tensor, after: torch.Tensor, sca
     n_left = torch.zeros(vocab).index_add_(0, left, n)
     n_right = torch.zeros(vocab).index_add_(0, right, n)
     value = (n.log() + n.sum().log() - n_left[left].log() - n_right[right].log()).clamp(min=0) * n / (n + 1)
-    matrix = torch.sparse_coo_tensor(torch.stack([right, left]), value, (vocab, vocab)).coalesce()
+    matrix = torch.sparse_coo_tensor(torch.stack([right, left]), value, (vocab, vocab), check_invariants=True).coalesce()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         u, s, v = torch.svd_lowrank(matrix, q=min(rank, vocab), niter=4)

@@ -13,7 +13,7 @@ from specgraft.config import RunConfig
 from specgraft.decode.loop import Request, decode, uniform_count
 from specgraft.decode.pair import Pair, pair
 from specgraft.drafters.propose import at_precision
-from specgraft.drafters.store import load_drafter
+from specgraft.drafters.store import WEIGHTS, load_drafter
 from specgraft.evaluate import metrics, predicted
 from specgraft.evaluate.examples import examples
 from specgraft.evaluate.lossless import compare
@@ -23,7 +23,7 @@ from specgraft.records import Conversation, read_conversations
 from specgraft.run_dir import RunDir, write_json
 from specgraft.targets.generate import Request as PlainRequest
 from specgraft.targets.generate import generate
-from specgraft.targets.load import load_target
+from specgraft.targets.load import digest, load_target
 from specgraft.targets.sampling import Law, uniforms
 
 
@@ -69,6 +69,8 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path) -> dict[str, 
             "target": config.target.id,
             "device": str(both.target.device),
             "checkpoint": str(drafter_folder),
+            "weights": digest(drafter_folder / WEIGHTS),
+            "evaluate": part.model_dump(mode="json"),
             "bonus_included": True,
         },
         "t0": {**accept_table(both, greedy, requests, 0.0), "lossless": lossless(both, greedy, requests, config)},

@@ -7,11 +7,13 @@ from typing import Any
 
 from specgraft.check.gates import recorded
 from specgraft.check.overfit import overfit as judge_overfit
+from specgraft.drafters.store import WEIGHTS
 from specgraft.log import say
 from specgraft.pilot.overfit import overfit
 from specgraft.pilot.tables import gate_table, out, summary_table
 from specgraft.run import Session
 from specgraft.run_dir import read_json, write_json
+from specgraft.targets.load import digest
 from specgraft.train.checkpoint import checkpoint_folder
 
 
@@ -45,12 +47,12 @@ def gate_passed(work: Session, name: str) -> bool:
 
 
 def evaluated(work: Session, checkpoint: Path) -> dict[str, Any]:
-    """The stored evaluation when it is of this checkpoint and these settings, else a new one."""
+    """The stored evaluation when it is of these weights and settings, else a new one."""
     if work.run.evaluation.exists():
         stored = read_json(work.run.evaluation)
-        if stored.get("settings", {}).get("evaluate") == work.config.evaluate.model_dump(mode="json") and stored["settings"][
-            "checkpoint"
-        ] == str(checkpoint):
+        settings = stored.get("settings", {})
+        same = settings.get("evaluate") == work.config.evaluate.model_dump(mode="json")
+        if same and settings.get("weights") == digest(checkpoint / WEIGHTS):
             work.passed(work.evaluate_gates(stored))
             return stored
     return work.evaluate(checkpoint)
