@@ -71,9 +71,9 @@ def settings(config: RunConfig, target: Target) -> dict[str, object]:
     }
 
 
-def check_settings(path: Path, now: dict[str, object], what: str) -> None:
-    """Writes `now` at the first run; refuses to mix with answers of another target or other settings."""
-    if not path.exists():
+def check_settings(path: Path, now: dict[str, object], what: str, any_there: bool) -> None:
+    """Writes `now` where nothing is there yet; refuses to mix with answers of another target or other settings."""
+    if not any_there:
         write_json(path, now)
         return
     before = read_json(path)
@@ -87,15 +87,16 @@ def check_settings(path: Path, now: dict[str, object], what: str) -> None:
 def regen(config: RunConfig, run: RunDir, target: Target) -> list[Conversation]:
     """Answers what has no answer yet and returns all conversations of the run, train first."""
     prompts = chosen_prompts(config)
-    check_settings(run.regen / "settings.json", settings(config, target), "answers")
     for path in run.regen.glob(".*.tmp"):
         path.unlink()
     have = {c.prompt_id: c for c in read_conversations(run.regen)}
+    # every prompt of both splits is rendered before the first is answered: a bad one costs no work
+    waiting = {split: [prompt for prompt in prompts[split] if prompt.id not in have] for split in prompts}
+    rendered = {split: rendered_prompts(config, target, waiting[split]) for split in waiting}
+    check_settings(run.regen / "settings.json", settings(config, target), "answers", bool(have))
     for split in ("train", "heldout"):
-        waiting = [prompt for prompt in prompts[split] if prompt.id not in have]
-        if waiting:
-            for conversation in _answer(config, run, target, split, waiting):
-                have[conversation.prompt_id] = conversation
+        for conversation in _answer(config, run, target, split, waiting[split], rendered[split]):
+            have[conversation.prompt_id] = conversation
     wanted = [have[prompt.id] for split in ("train", "heldout") for prompt in prompts[split]]
     cut = sum(c.finish_reason == "length" for c in wanted)
     tokens = sum(sum(c.loss_mask) for c in wanted)
@@ -106,16 +107,22 @@ def regen(config: RunConfig, run: RunDir, target: Target) -> list[Conversation]:
     return wanted
 
 
-def _answer(
-    config: RunConfig, run: RunDir, target: Target, split: str, waiting: list[Prompt]
-) -> Iterator[Conversation]:
-    part = config.regen
-    # every prompt is rendered before the first is answered: a bad one costs no work
-    rendered = [render(target.tokenizer, prompt, config.prompts.max_tokens) for prompt in waiting]
+def rendered_prompts(config: RunConfig, target: Target, prompts: list[Prompt]) -> list[list[int]]:
+    """Ids of every prompt. Raises ValueError naming the first one that cannot be answered."""
+    rendered = [render(target.tokenizer, prompt, config.prompts.max_tokens) for prompt in prompts]
     limit = getattr(target.config, "max_position_embeddings", None)
-    longest = max(map(len, rendered)) + part.max_new_tokens
+    longest = max(map(len, rendered), default=0) + config.regen.max_new_tokens
     if limit and longest > limit:
         raise ValueError(f"prompt and answer may take {longest} tokens, the target's context is {limit}: lower regen.max_new_tokens")
+    return rendered
+
+
+def _answer(
+    config: RunConfig, run: RunDir, target: Target, split: str, waiting: list[Prompt], rendered: list[list[int]]
+) -> Iterator[Conversation]:
+    if not waiting:
+        return
+    part = config.regen
     first = len(list(run.regen.glob(f"{split}-*.jsonl")))
     with progress(f"regen {split}", len(waiting)) as bar:
         for start in range(0, len(waiting), part.group):
