@@ -141,7 +141,8 @@ class Session:
         from specgraft.capture.forward import capture_batch
         from specgraft.check.distribution_identity import distribution_identity
         from specgraft.check.tap_identity import tap_identity
-        from specgraft.train.setup import mask_token, shared_of
+        from specgraft.drafters.shared import Shared
+        from specgraft.train.setup import mask_token
 
         taps = self.header["taps"]
         by_length = sorted(conversations, key=lambda c: len(c.input_ids))
@@ -150,7 +151,7 @@ class Session:
         results = [tap_identity(self.target, lambda c: capture_batch(self.target, [c], taps)[0], three, taps)]
         if greedy:
             features = capture_batch(self.target, greedy, taps)
-            shared = shared_of(self.target, mask_token(self.config, self.target))
+            shared = Shared.of(self.target, mask_token(self.config, self.target))
             results.append(distribution_identity(self.target, shared, list(zip(greedy, features, strict=True))))
         return results
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specgraft.decode.pair import share
 from specgraft.drafters.propose import BiasRows, DraftCache, at_precision, propose
+from specgraft.drafters.shared import Shared
 from specgraft.ops.sampling import Law, uniforms
 
 F64 = torch.float64
@@ -46,7 +46,7 @@ def test_cache_grown_in_ragged_pieces_equals_one_built_from_scratch(models):
 
 def test_walk_equals_training_style_forward(models):
     target, drafter = models
-    shared = share(target, 0)
+    shared = Shared.of(target, 0)
     texts = [[5, 9, 33, 2, 17, 40], [8, 3, 21]]
     cache = DraftCache(drafter, 2, 16)
     for row, ids in enumerate(texts):
@@ -81,10 +81,10 @@ def test_greedy_rows_have_no_stored_law_and_mixed_rows_a_one_hot_one(models):
     cache = DraftCache(drafter, 2, 16)
     cache.append(taps_of(target, [5, 9, 33]).expand(2, -1, -1, -1), torch.tensor([3, 3]), torch.arange(2))
     anchors = torch.tensor([7, 7])
-    greedy = propose(drafter, share(target, 0), cache, torch.arange(2), anchors, [Law(), Law()])
+    greedy = propose(drafter, Shared.of(target, 0), cache, torch.arange(2), anchors, [Law(), Law()])
     assert greedy.q is None
     mixed = propose(
-        drafter, share(target, 0), cache, torch.arange(2), anchors, [Law(), Law(1.0)], torch.rand(2, 4, dtype=F64)
+        drafter, Shared.of(target, 0), cache, torch.arange(2), anchors, [Law(), Law(1.0)], torch.rand(2, 4, dtype=F64)
     )
     assert mixed.q is not None
     assert mixed.tokens[0].tolist() == greedy.tokens[0].tolist()
@@ -107,7 +107,7 @@ def test_half_precision_matrices_propose_what_float32_does(tiny_target, tiny_dra
         assert drafter.norm.weight.dtype == drafter.confidence_head.proj.weight.dtype == torch.float32
         cache = DraftCache(drafter, 1, 8)
         cache.append(taps.to(dtype), torch.tensor([4]), torch.tensor([0]))
-        found.append(propose(drafter, share(target, 0), cache, torch.tensor([0]), torch.tensor([17]), [Law()]))
+        found.append(propose(drafter, Shared.of(target, 0), cache, torch.tensor([0]), torch.tensor([17]), [Law()]))
     torch.testing.assert_close(found[0].confidence, found[1].confidence, rtol=0.05, atol=0.05)
 
 

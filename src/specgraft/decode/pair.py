@@ -21,15 +21,10 @@ class Pair:
     bias: BiasRows  # remembered between calls of `decode`
 
 
-def share(target: Target, mask_token_id: int) -> Shared:
-    """The target's embedding, head and final norm, as a drafter borrows them."""
-    return Shared(target.embedding.weight.detach(), target.head.weight.detach(), target.final_norm, mask_token_id)
-
-
 def pair(target: Target, drafter: DSpark) -> Pair:
     """Joins the two. Raises ValueError, in one line, where the drafter was made for another target."""
     check_pair(target, drafter.config)
-    return Pair(target, drafter, share(target, drafter.config.mask_token_id), BiasRows(drafter))
+    return Pair(target, drafter, Shared.of(target, drafter.config.mask_token_id), BiasRows(drafter))
 
 
 def check_pair(target: Target, config: DrafterConfig) -> None:

@@ -14,12 +14,13 @@ from specgraft.decode.loop import Request, decode
 from specgraft.decode.pair import pair
 from specgraft.distill.offpolicy import dspark_loss
 from specgraft.drafters.propose import at_precision
+from specgraft.drafters.shared import Shared
 from specgraft.log import progress
 from specgraft.records import Conversation
 from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_generator
 from specgraft.train.optimizer import Optimizer
-from specgraft.train.setup import mask_token, new_drafter, shared_of
+from specgraft.train.setup import mask_token, new_drafter
 
 
 def overfit_sample(config: RunConfig, conversations: list[Conversation]) -> Conversation:
@@ -41,7 +42,7 @@ def overfit(config: RunConfig, target: Target, taps: list[int], conversations: l
     # cross-entropy alone: the answer's own tokens, as fast as possible
     options = config.distill.model_copy(update={"ce": 1.0, "l1": 0.0, "slot_sampling": False, "decay": 100.0})
     drafter = new_drafter(config, target, taps, conversations)
-    shared = shared_of(target, mask_token(config, target))
+    shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
     compute = getattr(torch, part.compute)
     size = config.drafters.draft_tokens

@@ -9,7 +9,6 @@ import torch
 from specgraft.config import RunConfig
 from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.shared import Shared
 from specgraft.drafters.store import build
 from specgraft.drafters.warm import copy_layers, start_fc, start_markov
 from specgraft.records import Conversation
@@ -30,11 +29,6 @@ def mask_token(config: RunConfig, target: Target) -> int:
     if chosen in target.end_ids or chosen == target.tokenizer.pad_token_id:
         raise ValueError(f"target.mask_token_id={chosen} is an end or padding token: name an unused id")
     return chosen
-
-
-def shared_of(target: Target, mask_token_id: int) -> Shared:
-    """Embedding, head and final norm of the target, as the drafter borrows them."""
-    return Shared(target.embedding.weight, target.head.weight, target.final_norm, mask_token_id)
 
 
 def drafter_config(config: RunConfig, target: Target, taps: list[int]) -> DrafterConfig:

@@ -23,7 +23,7 @@ from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_batches, step_generator
 from specgraft.train.checkpoint import checkpoints, restore, save
 from specgraft.train.optimizer import Optimizer, learning_rate
-from specgraft.train.setup import mask_token, new_drafter, shared_of
+from specgraft.train.setup import mask_token, new_drafter
 from specgraft.train.validate import survival
 
 
@@ -45,7 +45,7 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
     reader = ShardReader(run.features, "train", header, keep=splits["train"])
     held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
     drafter = new_drafter(config, target, header["taps"], conversations)
-    shared = shared_of(target, mask_token(config, target))
+    shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
     settings = train_settings(config, reader)
     found = checkpoints(run.checkpoints)
