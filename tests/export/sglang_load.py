@@ -150,7 +150,9 @@ def block(model: Any, taps: Any, states: Any) -> Any:
         key = own.apply_k_rope(torch.arange(length), own.apply_k_norm(key))
         keys, values = (x.reshape(length, own.num_kv_heads, own.head_dim) for x in (key, value))
 
-        def attend(q: Any, k: Any, v: Any, *args: Any, keys: Any = keys, values: Any = values, own: Any = own, **kwargs: Any) -> Any:
+        def attend(
+            q: Any, k: Any, v: Any, *args: Any, keys: Any = keys, values: Any = values, own: Any = own, **kwargs: Any
+        ) -> Any:
             q, k, v = (x.reshape(len(states), -1, own.head_dim) for x in (q, k, v))
             k, v = torch.cat([keys, k]), torch.cat([values, v])
             out = torch.nn.functional.scaled_dot_product_attention(
