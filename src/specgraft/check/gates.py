@@ -22,6 +22,8 @@ NAMES = (
 class GateError(ValueError):
     """A gate failed and was not allowed to; the command line ends with exit code 3."""
 
+    exit_code = 3
+
 
 def check_names(allow: Collection[str]) -> frozenset[str]:
     """The set of gates that may fail. Raises ValueError for a name that is no gate."""
