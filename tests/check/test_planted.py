@@ -17,10 +17,11 @@ from specgraft.check.tap_identity import tap_identity
 from specgraft.check.token_identity import token_identity
 from specgraft.config import DistillSection
 from specgraft.decode import loop
-from specgraft.decode.pair import pair, share
+from specgraft.decode.pair import pair
 from specgraft.distill.anchors import draw_anchors
 from specgraft.distill.offpolicy import Batch, dspark_loss
 from specgraft.drafters.propose import propose
+from specgraft.drafters.shared import Shared
 from specgraft.evaluate import metrics, predicted
 from specgraft.records import Conversation, ids_digest
 from specgraft.targets.sampling import Law
@@ -209,7 +210,7 @@ def with_features(target, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_clean_distribution_passes(full_target, answers, dtype):
     target = full_target(tied=True, dtype=dtype)
-    result = distribution_identity(target, share(target, 0), with_features(target, answers(target)))
+    result = distribution_identity(target, Shared.of(target, 0), with_features(target, answers(target)))
     passes(result, "distribution identity")
     assert result.measured["positions"] > 100
     if dtype == torch.float32:
@@ -220,7 +221,7 @@ def test_head_untied(full_target, answers):
     """A random head in place of the tied one: it has the right shape, and a run with it agrees with itself."""
     target = full_target(tied=True)
     rows = answers(target)
-    good = share(target, 0)
+    good = Shared.of(target, 0)
     pairs = with_features(target, rows)
     random_head = 0.15 * torch.randn(good.head.shape, generator=torch.Generator().manual_seed(9))
     # in what the drafter is trained with
@@ -229,7 +230,7 @@ def test_head_untied(full_target, answers):
     # in the loaded target: its answers, states and training would all agree with one another
     target.head.weight = torch.nn.Parameter(random_head, requires_grad=False)
     again = answers(target)
-    result = distribution_identity(target, share(target, 0), with_features(target, again))
+    result = distribution_identity(target, Shared.of(target, 0), with_features(target, again))
     caught(result, "distribution identity", "ties head and embedding")
 
 
@@ -237,14 +238,14 @@ def test_head_of_an_untied_target_replaced_after_regen(clean, full_target):
     _, rows = clean
     other = full_target()
     other.head.weight.data = torch.randn(other.head.weight.shape, generator=torch.Generator().manual_seed(9))
-    result = distribution_identity(other, share(other, 0), with_features(other, rows))
+    result = distribution_identity(other, Shared.of(other, 0), with_features(other, rows))
     caught(result, "distribution identity", "argmax differs from stored ids")
 
 
 def test_other_distribution_faults(clean):
     target, rows = clean
     pairs = with_features(target, rows)
-    good = share(target, 0)
+    good = Shared.of(target, 0)
     result = distribution_identity(target, replace(good, final_norm=torch.nn.Identity()), pairs)
     caught(result, "distribution identity")
     twice = [(row, replace(f, last=target.final_norm(f.last))) for row, f in pairs]
@@ -285,7 +286,7 @@ def train_on_one(target, drafter, row, steps=200):
     drafter.requires_grad_(True)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    shared = share(target, drafter.config.mask_token_id)
+    shared = Shared.of(target, drafter.config.mask_token_id)
     for _ in range(steps):
         optimizer.zero_grad()
         outcome = dspark_loss(drafter, shared, batch, DistillSection(chunk_rows=512))

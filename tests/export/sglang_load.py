@@ -59,7 +59,7 @@ class Anything:
 
 class Stub(types.ModuleType):
     __version__ = "9.9.9"
-    __path__: list[str] = []
+    __path__ = ()  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
