@@ -211,7 +211,7 @@ group = 8
 greedy_share = 0.5
 
 [capture]
-taps = [0, 1, 3]
+taps = [0, 1, 2]
 
 [drafters]
 draft_tokens = 2
