@@ -236,9 +236,6 @@ speed_prompts = 1
 speed_dtype = "float32"
 examples = 1
 
-[export]
-dtype = "float32"
-
 [check]
 overfit_steps = 300
 overfit_tokens = 16

@@ -179,6 +179,13 @@ def test_a_drafter_of_another_vocabulary_is_one_line(call, run_file: Path, tiny_
     assert not (run_file.parent / "runs" / "pilot" / "evaluate.json").exists()
 
 
+@pytest.mark.parametrize("override", ["capture.taps=[0,3]", "export.dtype=float32"])
+def test_a_drafter_that_could_not_be_exported_is_refused_before_it_is_trained(call, run_file: Path, override: str) -> None:
+    said = call("pilot", str(run_file), override)
+    assert said.code == 2 and said.err.splitlines()[-1].startswith("error: ") and "SGLang" in said.err
+    assert not {"checkpoints", "metrics.jsonl"} & {path.name for path in (run_file.parent / "runs" / "pilot").iterdir()}
+
+
 def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(call, fresh_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = run_dir.os.fsync, []
 

@@ -81,6 +81,15 @@ class Session:
         with self.timed("capture"):
             capture(self.config, self.run, self.target, conversations)
 
+    def exportable(self) -> None:
+        """Raises ValueError, before any training, where the drafter could not be exported in the end."""
+        from specgraft.export.facts import target_facts
+        from specgraft.export.refusals import refuse
+        from specgraft.train.setup import drafter_config
+
+        part = self.config.export
+        refuse(drafter_config(self.config, self.target, self.header["taps"]), part.dtype, part.to, target_facts(self.run))
+
     def train(self) -> Path:
         from specgraft.train.checkpoint import latest
         from specgraft.train.stage import train

@@ -24,6 +24,7 @@ def pilot(work: Session) -> dict[str, Any]:
     conversations = work.regen()
     work.passed(work.token_gates(conversations))
     work.capture()
+    work.exportable()
     if not gate_passed(work, "overfit"):
         with work.timed("overfit"):
             length = overfit(config, work.target, work.header["taps"], conversations)
