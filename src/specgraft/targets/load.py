@@ -54,8 +54,8 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
         config = AutoConfig.from_pretrained(source, trust_remote_code=remote_code)
         refuse_unsupported(config)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=remote_code)
-        model: Any
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loader: Any = AutoModelForCausalLM  # its stubs know no loading info
+        model, found = loader.from_pretrained(
             source, dtype=getattr(torch, dtype), trust_remote_code=remote_code, attn_implementation=NAME, output_loading_info=True
         )
     except (OSError, KeyError, ValueError, ImportError, RuntimeError, SafetensorError) as error:

@@ -25,7 +25,7 @@ def step_generator(seed: int, step: int, what: str) -> torch.Generator:
 def step_rows(count: int, rows: int, seed: int, step: int) -> list[int]:
     """Indices of the conversations of a step: epochs are permutations, cut into batches; a left-over goes on in the next."""
     first = step * rows
-    chosen = []
+    chosen: list[int] = []
     for place in range(first, first + rows):
         epoch, within = divmod(place, count)
         if not chosen or within == 0 or place == first:

@@ -51,7 +51,7 @@ class Optimizer:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Moments by parameter name, for a checkpoint."""
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for name, parameter in self.drafter.named_parameters():
             for part in self.parts:
                 state = part.state.get(parameter, {})

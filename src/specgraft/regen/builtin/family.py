@@ -73,17 +73,18 @@ def _combinations(family: Family, turns: tuple[str, ...], budget: int, salt: str
             return
         if index in used:
             continue
-        values: dict[str, Any] | None = {}
+        values: dict[str, Any] = {}
         rest = index
         for name in names:
             rest, place = divmod(rest, len(family.slots[name]))
             values[name] = family.slots[name][place]
         if family.derive:
             more = family.derive(values)
-            values = None if more is None else {**values, **more}
-        if values is not None:
-            used.add(index)
-            yield values
+            if more is None:
+                continue
+            values |= more
+        used.add(index)
+        yield values
 
 
 def _fill(text: str, values: Mapping[str, Any]) -> str:
