@@ -249,3 +249,12 @@ def test_the_greedy_share_is_a_property_of_the_prompt() -> None:
 def test_a_conversation_reads_back_as_it_was_written() -> None:
     row = Conversation("p", "f", "ko", "chat", "train", [1, 2], [False, True], 1, 0.7, 0.9, 20, "stop", ids_digest([2]))
     assert Conversation(**json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_a_group_file_that_was_deleted_is_answered_again_and_no_other_is_touched(target, prompts, tmp_path) -> None:
+    config, run = config_of(prompts), run_of(tmp_path)
+    regen(config, run, target)
+    before = contents(run)
+    (run.regen / "train-00000.jsonl").unlink()  # what `read_conversations` advises for a damaged one
+    regen(config, run, target)
+    assert contents(run) == before

@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from specgraft.config import RunConfig
@@ -123,7 +124,7 @@ def _answer(
     if not waiting:
         return
     part = config.regen
-    first = len(list(run.regen.glob(f"{split}-*.jsonl")))
+    free = (path for number in count() if not (path := run.regen / f"{split}-{number:05d}.jsonl").exists())
     with progress(f"regen {split}", len(waiting)) as bar:
         for start in range(0, len(waiting), part.group):
             group = waiting[start : start + part.group]
@@ -140,7 +141,7 @@ def _answer(
             generate(target, requests, part.batch, shown)
             done = [_conversation(prompt, request, split) for prompt, request in zip(group, requests, strict=True)]
             text = "".join(json.dumps(conversation.to_json()) + "\n" for conversation in done)
-            write_text(run.regen / f"{split}-{first + start // part.group:05d}.jsonl", text)
+            write_text(next(free), text)
             yield from done
 
 
