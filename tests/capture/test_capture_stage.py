@@ -235,6 +235,18 @@ def test_features_of_another_target_taps_or_dtype_are_not_mixed(target, run, tin
     assert set(everything(run)) == {"p0"}
 
 
+def test_features_of_answers_that_were_made_anew_are_refused_by_capture_and_reader(target, run) -> None:
+    rows = conversations([10, 12], held_out=1)
+    capture(config_of(), run, target, rows)
+    other = dataclasses.replace(rows[1], input_ids=[*rows[1].input_ids[:-1], 3])
+    assert other.input_ids != rows[1].input_ids
+    with pytest.raises(ValueError, match=r"features of p1 are of another answer than regen's; delete .*features and run capture"):
+        capture(config_of(), run, target, [rows[0], other])
+    keep = {other.prompt_id: ids_digest(other.input_ids)}
+    with pytest.raises(ValueError, match="features of p1 are of another answer"):
+        ShardReader(run.features, "train", keep=keep)
+
+
 def test_the_header_names_what_features_depend_on(target) -> None:
     header = feature_header(config_of(), target)
     assert header["taps"] == TAPS and (header["hidden_size"], header["vocab_size"]) == (32, 64)

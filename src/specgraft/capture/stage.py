@@ -12,7 +12,7 @@ from specgraft.config import RunConfig
 from specgraft.log import progress, say
 from specgraft.records import Conversation, Features, ids_digest
 from specgraft.run_dir import RunDir
-from specgraft.stream.shards import ShardWriter
+from specgraft.stream.shards import ShardWriter, refuse_other_ids
 from specgraft.targets.load import identity
 from specgraft.targets.model import Target
 
@@ -33,11 +33,15 @@ def feature_bytes(tokens: int, taps: int, hidden: int, width: int) -> int:
 def capture(config: RunConfig, run: RunDir, target: Target, conversations: Sequence[Conversation]) -> None:
     """Writes Features of every conversation that has none yet.
 
-    Raises ValueError when the disk is too small, or when more than 1 % of the rows have broken states.
+    Raises ValueError when the disk is too small, more than 1 % of the rows have broken states, or what is there was captured
+    from other answers.
     """
     header = feature_header(config, target)
     writer = ShardWriter(run.features, header)
-    have = writer.prompt_ids
+    have = writer.digests
+    wanted = {c.prompt_id: ids_digest(c.input_ids) for c in conversations}
+    for prompt_id, value in have.items():
+        refuse_other_ids(run.features, prompt_id, value, wanted)
     missing = [c for c in conversations if c.prompt_id not in have]
     if not missing:
         return
@@ -71,6 +75,6 @@ def capture(config: RunConfig, run: RunDir, target: Target, conversations: Seque
                     )
                 if rows:
                     kept = sorted(rows)
-                    writer.add(split, [rows[i] for i in kept], [ids_digest(part[i].input_ids) for i in kept])
+                    writer.add(split, [rows[i] for i in kept], [wanted[part[i].prompt_id] for i in kept])
     if skipped:
         say(f"capture: left out {skipped}")

@@ -7,7 +7,7 @@ Legend: T tokens of one conversation, K taps, D hidden size.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,9 @@ class ShardWriter:
             stale.unlink()
 
     @property
-    def prompt_ids(self) -> set[str]:
-        return {row["prompt_id"] for shard in self.manifest["shards"] for row in shard["rows"]}
+    def digests(self) -> dict[str, str]:
+        """Digest of the ids of every row there, by prompt id."""
+        return {row["prompt_id"]: row["digest"] for shard in self.manifest["shards"] for row in shard["rows"]}
 
     def add(self, split: str, rows: Sequence[Features], digests: Sequence[str]) -> None:
         """Writes one shard: to a temporary name, then renamed, then entered in the manifest.
@@ -84,10 +85,11 @@ class ShardWriter:
 class ShardReader:
     """Reads Features of one split by index. Each shard's checksum is compared once, when it is first opened."""
 
-    def __init__(self, folder: Path, split: str, expect: dict[str, Any] | None = None, keep: set[str] | None = None) -> None:
-        """`expect` holds manifest fields that must agree (target, taps, ...); `keep` limits the rows to these prompts.
+    def __init__(self, folder: Path, split: str, expect: dict[str, Any] | None = None, keep: Mapping[str, str] | None = None) -> None:
+        """`expect` holds manifest fields that must agree (target, taps, ...); `keep` limits the rows to these prompts and
+        gives the digest of each one's ids.
 
-        Raises ValueError for another target, other taps, or no features at all.
+        Raises ValueError for another target, other taps, features of other answers, or no features at all.
         """
         self.folder = folder
         self.manifest = read_json(folder / MANIFEST)
@@ -104,6 +106,7 @@ class ShardReader:
             first = 0
             for row in shard["rows"]:
                 if keep is None or row["prompt_id"] in keep:
+                    refuse_other_ids(folder, row["prompt_id"], row["digest"], keep)
                     self.index.append((number, first, row["prompt_id"], row["tokens"]))
                 first += row["tokens"]
         if not self.index:
@@ -143,6 +146,12 @@ class ShardReader:
             except SafetensorError as error:
                 raise ValueError(f"{path}: damaged shard ({error}); {remedy}") from None
         return self._open[number]
+
+
+def refuse_other_ids(folder: Path, prompt_id: str, digest: str, wanted: Mapping[str, str] | None) -> None:
+    """Raises ValueError when the features are of another answer than the one that is there now (regen was run anew)."""
+    if wanted is not None and wanted.get(prompt_id, digest) != digest:
+        raise ValueError(f"{folder}: features of {prompt_id} are of another answer than regen's; delete {folder} and run capture again")
 
 
 def _short(value: Any) -> str:

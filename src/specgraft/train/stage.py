@@ -15,7 +15,7 @@ from specgraft.distill.statistics import slot_statistics
 from specgraft.drafters.dspark import DSpark
 from specgraft.drafters.shared import Shared
 from specgraft.log import Bar, Metrics, progress
-from specgraft.records import Conversation
+from specgraft.records import Conversation, ids_digest
 from specgraft.run_dir import RunDir
 from specgraft.stream.memory import MemoryStream
 from specgraft.stream.shards import ShardReader
@@ -41,7 +41,9 @@ def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
 def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any], conversations: Sequence[Conversation]) -> None:
     """Trains until `train.steps`, going on from the newest checkpoint. Raises ValueError, in one line, for what stops it."""
     part = config.train
-    splits = {split: {c.prompt_id for c in conversations if c.split == split} for split in ("train", "heldout")}
+    splits = {
+        split: {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split} for split in ("train", "heldout")
+    }
     reader = ShardReader(run.features, "train", header, keep=splits["train"])
     held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
     drafter = new_drafter(config, target, header["taps"], conversations)
