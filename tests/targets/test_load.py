@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen2Config, Qwen3Config
 
 from specgraft.targets import embedded
 from specgraft.targets.load import identity, load_target, pick_device, refuse_unsupported, resolve
@@ -77,6 +77,14 @@ def test_damaged_weights_are_refused(copy: Path) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     assert "could not be loaded" in refusal(copy)
+
+
+def test_an_architecture_with_other_names_is_refused_in_one_line(copy: Path) -> None:
+    shape = GPT2Config(vocab_size=288, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=None, eos_token_id=1)
+    (copy / "config.json").unlink()
+    GPT2LMHeadModel(shape).save_pretrained(copy)
+    message = refusal(copy)
+    assert "gpt2 has no decoder layers and final norm" in message and "\n" not in message
 
 
 def test_a_folder_without_model_or_template_is_refused(copy: Path, tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
             f"target.id={name!r}: its weights hold no {absent[0]} of the right shape ({len(absent)} tensors in all"
             + (f"; unknown there: {near}" if near else "") + "): give a folder whose names are those of its architecture"
         )  # fmt: skip
+    if not isinstance(getattr(model.base_model, "layers", None), torch.nn.ModuleList) or not hasattr(model.base_model, "norm"):
+        raise ValueError(
+            f"target.id={name!r}: {config.model_type} has no decoder layers and final norm under the names that are read "
+            "(`layers`, `norm`): use a model built like Llama or Qwen3"
+        )
     if tokenizer.chat_template is None:
         raise ValueError(f"target.id={name!r}: the tokenizer has no chat template; add chat_template.jinja to the folder")
     return Target(model.to(where), tokenizer, Path(source), where)
