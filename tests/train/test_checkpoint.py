@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,28 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(parts, tmp_path: Path, name
     with pytest.raises(ValueError) as caught:
         restore(folder, *parts(steps=0), SETTINGS)
     assert str(folder) in str(caught.value) and "damaged" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"settings": {}}', "\udcff"])
+def test_a_state_that_is_json_but_not_ours_is_refused_in_one_line(parts, tmp_path: Path, text: str) -> None:
+    folder = save(tmp_path, 3, *parts(), SETTINGS, 2)
+    (folder / "state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"step-000003: damaged \(.*\); delete it") as caught:
+        restore(folder, *parts(steps=0), SETTINGS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_drafter_of_another_shape_or_mask_token_is_refused_by_name(parts, tmp_path: Path) -> None:
+    folder = save(tmp_path, 3, *parts(), SETTINGS, 2)
+    again, other = parts(steps=0)
+    again.config = dataclasses.replace(again.config, mask_token_id=5)
+    with pytest.raises(ValueError, match=r"trained with drafter\.mask_token_id=0, now 5"):
+        restore(folder, again, other, SETTINGS)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"heads": 8}))
+    with pytest.raises(ValueError, match="its config says") as caught:
+        restore(folder, *parts(steps=0), SETTINGS)
+    assert "\n" not in str(caught.value)
 
 
 def test_learning_rate_warms_up_and_falls_as_a_cosine() -> None:

@@ -38,11 +38,14 @@ def load_drafter(folder: Path, device: torch.device | str = "cpu", dtype: torch.
     try:
         drafter = build(DrafterConfig.from_json(json.loads((folder / "config.json").read_text(encoding="utf-8"))))
         tensors = load_file(folder / WEIGHTS)
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+    except (SafetensorError, ValueError, TypeError, OSError) as error:
         raise ValueError(f"{folder}: damaged ({str(error).splitlines()[0]}); use another checkpoint") from None
     have, want = set(tensors), set(drafter.state_dict())
     if have != want:
         raise ValueError(f"{folder}: tensors {', '.join(sorted(have ^ want)[:3])} are missing or unknown")
+    for name, tensor in drafter.state_dict().items():
+        if tensors[name].shape != tensor.shape:
+            raise ValueError(f"{folder}: {name} is {tuple(tensors[name].shape)}, its config says {tuple(tensor.shape)}; use another checkpoint")
     drafter.load_state_dict(tensors)
     drafter.confidence_head.float()
     return drafter.to(device=device, dtype=dtype).requires_grad_(False).eval()

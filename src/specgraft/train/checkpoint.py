@@ -101,15 +101,20 @@ def restore(folder: Path, drafter: DSpark, optimizer: Optimizer, settings: dict[
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         moments = load_file(folder / OPTIMIZER)
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(f"{folder}: damaged ({str(error).splitlines()[0]}); delete it to go on from the one before") from None
-    for key in sorted(set(settings) | set(state["settings"])):
-        if state["settings"].get(key) != settings.get(key):
+        before, step = dict(state["settings"]), int(state["step"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = f"{STATE} lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise ValueError(f"{folder}: damaged ({reason}); delete it to go on from the one before") from None
+    stored = load_drafter(folder)
+    shape = {f"drafter.{key}": value for key, value in drafter.config.to_json().items()}
+    settings = {**settings, **shape}  # the mask token and what else comes from the target
+    before |= {f"drafter.{key}": value for key, value in stored.config.to_json().items()}
+    for key in sorted(set(settings) | set(before)):
+        if before.get(key) != settings.get(key):
             raise ValueError(
-                f"{folder}: trained with {key}={state['settings'].get(key)!r}, now {settings.get(key)!r}; "
+                f"{folder}: trained with {key}={before.get(key)!r}, now {settings.get(key)!r}; "
                 f"set it back, use another run.name, or delete {folder.parent}"
             )
-    drafter.load_state_dict(load_drafter(folder).state_dict())
-    step = int(state["step"])
+    drafter.load_state_dict(stored.state_dict())
     optimizer.load(moments, step)
     return step
