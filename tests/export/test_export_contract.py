@@ -22,6 +22,7 @@ from specgraft.export.refusals import refuse
 from specgraft.export.reload import load_export
 from specgraft.export.stage import export
 from specgraft.run_dir import write_json
+from specgraft.targets.load import digest
 
 CONFIG = {
     "architectures": ["Qwen3DSparkModel"],
@@ -368,13 +369,13 @@ def test_card_has_the_numbers_of_this_checkpoint_only(made):
     part = {"accept_length": 1.7241, "accept_length_pooled": 1.69, "predicted_accept_length": 1.688, "requests": 100}
     same = {"prompts": 100, "mismatches": 0, "ties": 2}
     measured = {
-        "settings": {"checkpoint": str(run.checkpoint), "dtype": "float32"}, "t0": part | {"lossless": same}, "t1": part
+        "settings": {"weights": digest(run.checkpoint / "drafter.safetensors"), "dtype": "float32"}, "t0": part | {"lossless": same}, "t1": part
     }  # fmt: skip
     write_json(run.run.evaluation, measured)
     card = (export(run.config, run.run, run.checkpoint) / "README.md").read_text()
     assert "| 0 | 1.724 | 1.690 | 1.688 | 100 |" in card
     assert "0 mismatches and 2 ties on 100 prompts" in card
-    measured["settings"]["checkpoint"] = str(run.run.checkpoints / "step-000050")
+    measured["settings"]["weights"] = "of weights that were in this folder before"
     write_json(run.run.evaluation, measured)
     card = (export(run.config, run.run, run.checkpoint) / "README.md").read_text()
     assert "Nothing was measured" in card and "1.724" not in card

@@ -106,8 +106,7 @@ def evaluation_of(run: RunDir, checkpoint: Path) -> dict[str, Any] | None:
     if not run.evaluation.is_file():
         return None
     found = read_json(run.evaluation)
-    measured = found.get("settings", {}).get("checkpoint")
-    return found if measured and Path(measured).resolve() == checkpoint.resolve() else None
+    return found if found.get("settings", {}).get("weights") == _sha256(checkpoint / CHECKPOINT_WEIGHTS) else None
 
 
 def _sha256(path: Path) -> str:
