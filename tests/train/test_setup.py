@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 from specgraft.config import RunConfig
 from specgraft.drafters.dspark import DSpark
+from specgraft.records import Conversation
 from specgraft.train.setup import drafter_config, mask_token, new_drafter, spread_layers, token_pairs
-from specgraft.train.stage import summary
+from specgraft.train.stage import refuse_nothing_to_learn, summary
 from specgraft.train.validate import survival
 
 TAPS = [0, 2]
@@ -132,3 +134,17 @@ def test_a_step_without_slots_has_loss_zero() -> None:
     from specgraft.distill.offpolicy import Outcome
 
     assert summary(Outcome(torch.zeros(()), torch.zeros(()), {})) == {"loss": 0.0}
+
+
+def test_answers_cut_away_by_the_length_limit_are_counted_and_nothing_left_is_refused(capsys) -> None:
+    rows = [
+        Conversation(f"p{n}", "f", "en", "chat", "train", [5] * 20, [False] * 10 + [True] * 10, 10, 0.0, 1.0, 0, "length", "")
+        for n in range(3)
+    ]
+    short = dataclasses.replace(rows[0], input_ids=[5] * 11, loss_mask=[False] * 10 + [True])
+    refuse_nothing_to_learn(12, rows)
+    assert "train:" not in capsys.readouterr().err
+    refuse_nothing_to_learn(12, [*rows, short])
+    assert "1 of 4 answers" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"train\.max_length=11: .*; raise it"):
+        refuse_nothing_to_learn(11, rows)

@@ -27,9 +27,13 @@ def overfit_sample(config: RunConfig, conversations: list[Conversation]) -> Conv
     """The first greedy answer of at least `check.overfit_tokens` tokens. Raises ValueError when there is none."""
     wanted = config.check.overfit_tokens
     for conversation in conversations:
-        if conversation.temperature == 0 and sum(conversation.loss_mask) >= wanted:
+        fits = len(conversation.input_ids) <= config.train.max_length
+        if conversation.temperature == 0 and sum(conversation.loss_mask) >= wanted and fits:
             return conversation
-    raise ValueError(f"no greedy answer has {wanted} tokens: lower check.overfit_tokens or raise regen.greedy_share")
+    raise ValueError(
+        f"no greedy answer of {wanted} tokens lies inside train.max_length={config.train.max_length}: lower "
+        "check.overfit_tokens, or raise regen.greedy_share or train.max_length"
+    )
 
 
 def overfit(config: RunConfig, target: Target, taps: list[int], conversations: list[Conversation]) -> float | None:

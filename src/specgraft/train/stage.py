@@ -14,7 +14,7 @@ from specgraft.distill.offpolicy import Outcome, dspark_loss
 from specgraft.distill.statistics import slot_statistics
 from specgraft.drafters.dspark import DSpark
 from specgraft.drafters.shared import Shared
-from specgraft.log import Bar, Metrics, progress
+from specgraft.log import Bar, Metrics, progress, say
 from specgraft.records import Conversation, ids_digest
 from specgraft.run_dir import RunDir
 from specgraft.stream.memory import MemoryStream
@@ -46,6 +46,7 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
     }
     reader = ShardReader(run.features, "train", header, keep=splits["train"])
     held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
+    refuse_nothing_to_learn(part.max_length, [c for c in conversations if c.split == "train"])
     drafter = new_drafter(config, target, header["taps"], conversations)
     shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
@@ -79,6 +80,15 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
             if done % part.validate_every == 0 or last:
                 report_validation(config, drafter, shared, held_out, metrics, done, bar)
             bar.at(done, f"loss {row['loss']:.3f}")
+
+
+def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation]) -> None:
+    """Counts the rows without an anchor (two tokens of the answer inside `max_length`). Raises ValueError when none has one."""
+    empty = sum(min(len(c.input_ids), max_length) < c.prompt_length + 2 for c in conversations)
+    if empty == len(conversations):
+        raise ValueError(f"train.max_length={max_length}: no answer has two tokens inside it, there is nothing to learn; raise it")
+    if empty:
+        say(f"train: {empty} of {len(conversations)} answers have fewer than two tokens inside train.max_length={max_length}")
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
