@@ -25,12 +25,16 @@ class Session:
         from specgraft.check.gates import check_names
 
         self.config, self.allow = config, check_names(allow)
-        self.run = RunDir(Path(config.run.root).expanduser() / config.run.name).create()
-        write_json(self.run.config, config.model_dump(mode="json"))
+        self.run = RunDir(Path(config.run.root).expanduser() / config.run.name)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Adds the seconds of a stage to timing.json, over resumed runs too."""
+        """Adds the seconds of a stage to timing.json, over resumed runs too.
+
+        config.json follows when the stage is through: one that refuses other settings leaves what describes the run.
+        """
+        if not self.run.create().config.exists():
+            write_json(self.run.config, self.config.model_dump(mode="json"))
         began = time.monotonic()
         try:
             yield
@@ -38,6 +42,7 @@ class Session:
             seconds = read_json(self.run.timing) if self.run.timing.exists() else {}
             seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - began
             write_json(self.run.timing, seconds)
+        write_json(self.run.config, self.config.model_dump(mode="json"))
 
     @cached_property
     def target(self) -> Target:
@@ -104,7 +109,8 @@ class Session:
         from specgraft.train.checkpoint import latest
 
         with self.timed("evaluate"):
-            result = evaluate(self.config, self.run, checkpoint or latest(self.run.checkpoints))
+            prompts = [c.prompt_id for c in self.conversations() if c.split == "heldout"]
+            result = evaluate(self.config, self.run, checkpoint or latest(self.run.checkpoints), prompts)
         self.passed(self.evaluate_gates(result))
         return result
 

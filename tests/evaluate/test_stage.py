@@ -39,6 +39,8 @@ def ready(tiny_target, tiny_drafter, tmp_path, monkeypatch):
     target = tiny_target(end=ENDS)
     both = pair(target, tiny_drafter(target))
     monkeypatch.setattr(stage, "load_pair", lambda *args: both)
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "drafter.safetensors").write_bytes(b"")
     evaluate = {"prompts": 6, "sampled_prompts": 4, "max_new_tokens": 14, "batch": 3, "examples": 2}
     evaluate |= {"speed_prompts": 2, "speed_dtype": "float32"}
     return RunConfig.model_validate({"evaluate": evaluate}), run, both
@@ -151,3 +153,11 @@ def test_pieces_join_to_the_text_and_break_no_character():
 def test_examples_differ_in_language_and_domain_first():
     rows = [conversation(n, [5]) for n in (0, 6, 1, 2)]  # the first two share both
     assert spread(rows, 3) == [0, 2, 3] and spread(rows, 4) == [0, 2, 3, 1]
+
+
+def test_only_answers_of_the_run_s_own_prompts_are_measured(ready) -> None:
+    config, run, _ = ready
+    wanted = [f"p{number}" for number in (7, 6, 5, 4, 3, 2)]
+    assert [c.prompt_id for c in stage.held_out(config, run, wanted)] == wanted
+    with pytest.raises(ValueError, match="5 held-out conversations, 6 are to be evaluated"):
+        stage.held_out(config, run, wanted[:5])

@@ -136,3 +136,34 @@ def test_a_gate_that_fails_stops_the_run_and_is_on_record(done: Done, monkeypatc
         assert train and recorded["overfit"]["allowed"] is True
     finally:
         gates.write_text(before)
+
+
+def test_neither_a_refused_setting_nor_a_report_changes_what_the_run_says_of_itself(done: Done) -> None:
+    before = (done.root / "config.json").read_text()
+    with pytest.raises(ValueError, match="another `regen`"):
+        pilot(done.session("regen.top_k=3"))
+    done.session("train.lr=1").report()
+    assert (done.root / "config.json").read_text() == before
+    with pytest.raises(ValueError, match="no such run folder"):
+        done.session("run.name=never").report()
+    assert not (done.root.parent / "never").exists()
+
+
+def test_the_mask_token_of_a_finished_run_cannot_change_unnoticed(done: Done) -> None:
+    with pytest.raises(ValueError, match=r"trained with drafter\.mask_token_id="):
+        done.session("target.mask_token_id=270").train()
+
+
+def test_other_held_out_prompts_are_measured_anew(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    monkeypatch.setattr(Session, "evaluate", lambda self, checkpoint: measured.append(checkpoint) or {})
+    own = Session.conversations
+    monkeypatch.setattr(Session, "conversations", lambda self: own(self)[::-1])
+    stage.evaluated(done.session(), done.root / "checkpoints" / "step-000008")
+    assert measured
+
+
+def test_an_answer_behind_the_length_limit_cannot_be_learnt_by_heart(done: Done) -> None:
+    work = done.session("train.max_length=8")
+    with pytest.raises(ValueError, match=r"lies inside train\.max_length=8"):
+        stage.overfit(work.config, work.target, work.header["taps"], work.conversations())

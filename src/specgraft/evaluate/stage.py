@@ -34,9 +34,13 @@ def load_pair(config: RunConfig, drafter_folder: Path, dtype: str) -> Pair:
     return pair(target, at_precision(drafter, target.dtype))
 
 
-def held_out(config: RunConfig, run: RunDir) -> list[Conversation]:
-    """The first `evaluate.prompts` held-out conversations. Raises ValueError when there are fewer."""
+def held_out(config: RunConfig, run: RunDir, prompts: Sequence[str] | None = None) -> list[Conversation]:
+    """The held-out conversations, in the order of `prompts` (ids) where given: a folder may hold answers to prompts that the
+    run has left since. Raises ValueError when there are too few."""
     found = [c for c in read_conversations(run.regen) if c.split == "heldout"]
+    if prompts is not None:
+        by_id = {c.prompt_id: c for c in found}
+        found = [by_id[name] for name in prompts if name in by_id]
     wanted = max(config.evaluate.prompts, config.evaluate.sampled_prompts, config.evaluate.speed_prompts)
     if len(found) < wanted:
         raise ValueError(
@@ -49,11 +53,11 @@ def prompt_of(conversation: Conversation) -> list[int]:
     return conversation.input_ids[: conversation.prompt_length]
 
 
-def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path) -> dict[str, Any]:
-    """Measures a drafter and writes evaluate.json, whole. Returns what it wrote."""
+def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measures a drafter on the held-out conversations (of these prompts) and writes evaluate.json, whole. Returns it."""
     began = time.monotonic()
     part = config.evaluate
-    conversations = held_out(config, run)
+    conversations = held_out(config, run, prompts)
     both = load_pair(config, drafter_folder, part.dtype)
     greedy = conversations[: part.prompts]
     requests = decoded(both, greedy, config, 0.0)

@@ -53,6 +53,9 @@ def evaluated(work: Session, checkpoint: Path) -> dict[str, Any]:
         stored = read_json(work.run.evaluation)
         settings = stored.get("settings", {})
         same = settings.get("evaluate") == work.config.evaluate.model_dump(mode="json")
+        same &= settings.get("target") == work.config.target.id and settings.get("seed") == work.config.run.seed
+        prompts = [c.prompt_id for c in work.conversations() if c.split == "heldout"][: work.config.evaluate.prompts]
+        same &= [row.get("prompt_id") for row in stored.get("t0", {}).get("per_request", [])] == prompts
         if same and settings.get("weights") == digest(checkpoint / WEIGHTS):
             work.passed(work.evaluate_gates(stored))
             return stored
