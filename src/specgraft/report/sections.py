@@ -140,11 +140,13 @@ def _settings(run: Found) -> list[tuple[str, str]]:
         rows.append(("training", f"{steps}, {plain(at(train, 'anchors'))} anchors each, {plain(at(train, 'compute'))}"))
         rows.append(("learning rate", f"{plain(at(train, 'lr'))}, warm-up {plain(at(train, 'warmup'))} of the steps"))
     if distill:
-        weights = ", ".join(f"{key} {plain(at(distill, key))}" for key in ("ce", "l1", "confidence", "decay"))
+        weights = ", ".join(f"{key} {plain(at(distill, key))}" for key in ("ce", "l1", "kl", "confidence", "decay"))
         rows.append(("objective", weights))
     measured = at(run.evaluation, "settings")
     if isinstance(measured, dict):
-        rows.append(("evaluation", _pairs(measured)))
+        # the stored section and the digest tie the numbers to their input; a reader has them in the config below
+        shown = {key: part for key, part in measured.items() if key not in ("evaluate", "weights", "checkpoint")}
+        rows.append(("evaluation", _pairs(shown)))
     rows.append(("seed", plain(at(run.config, "run", "seed")) if run.config else ""))
     return rows
 
