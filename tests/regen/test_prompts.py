@@ -271,6 +271,8 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "im
         ({"messages": [USER], "id": ""}, 'id is ""; give a non-empty string or leave it out'),
         ({"messages": [USER], "language": 3}, "language is 3; give a non-empty string"),
         ({"id": "first", "messages": [USER]}, "id 'first' is already on line 1; give every prompt its own id"),
+        ({"messages": [{"role": "user", "content": "x"}], "id": "two\nlines"}, "holds a line break"),
+        ({"messages": [{"role": "user", "content": "x"}], "family": "\ud800"}, "holds a line break or another unprintable"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: object, problem: str) -> None:

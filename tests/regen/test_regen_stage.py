@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -258,3 +259,13 @@ def test_a_group_file_that_was_deleted_is_answered_again_and_no_other_is_touched
     (run.regen / "train-00000.jsonl").unlink()  # what `read_conversations` advises for a damaged one
     regen(config, run, target)
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ 'a'.index('b') }}", "{{ raise_exception('two\\nlines') }}"])
+def test_whatever_a_template_does_is_one_line_naming_the_prompt(target, prompts, template: str) -> None:
+    prompt = chosen_prompts(config_of(prompts))["train"][0]
+    tokenizer = copy.deepcopy(target.tokenizer)
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=f"prompt {prompt.id}: the target's chat template refuses it") as caught:
+        render(tokenizer, prompt, 64)
+    assert "\n" not in str(caught.value)

@@ -209,6 +209,10 @@ def _parse_line(line: str) -> Prompt:
             value is None or (isinstance(value, str) and value.strip() != ""),
             f"{key} is {json.dumps(value)[:40]}; give a non-empty string or leave it out",
         )
+        _require(
+            value is None or value.isprintable(),  # half a surrogate pair is not; names appear in messages of one line
+            f"{key} {json.dumps(value)[:40]} holds a line break or another unprintable character; use plain text",
+        )
         texts[key] = value
     name = texts["id"] or f"prompt-{_content_id(messages, tools)}"
     return Prompt(name, texts["family"] or name, texts["language"] or "und", texts["domain"] or "chat", messages, tools)

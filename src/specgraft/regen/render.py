@@ -22,10 +22,11 @@ def render(tokenizer: Any, prompt: Prompt, max_tokens: int) -> list[int]:
             tokenize=True,
             return_dict=False,
         )
-    except (TemplateError, TypeError, KeyError) as error:
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # what a template can do
         roles = " ".join(str(message.get("role")) for message in prompt.messages)
+        reason = " ".join(str(error).split())
         raise ValueError(
-            f"prompt {prompt.id}: the target's chat template refuses it ({error}; roles: {roles}): change or remove the prompt"
+            f"prompt {prompt.id}: the target's chat template refuses it ({reason}; roles: {roles}): change or remove the prompt"
         ) from None
     if not ids:
         raise ValueError(f"prompt {prompt.id}: the chat template renders nothing: change or remove the prompt")
