@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from specgraft.config import RunConfig
 from specgraft.run_dir import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
-    from specgraft.records import Conversation, GateResult
+    from specgraft.records import Conversation, Features, GateResult
     from specgraft.targets.model import Target
 
 
@@ -82,9 +82,10 @@ class Session:
         from specgraft.capture.stage import capture
 
         conversations = self.conversations()
-        self.passed(self.capture_gates(conversations))
+        self.passed(self.token_gates(conversations) + self.capture_gates(conversations))
         with self.timed("capture"):
             capture(self.config, self.run, self.target, conversations)
+        self.passed(self.stored_gates(conversations))
 
     def exportable(self) -> None:
         """Raises ValueError, before any training, where the drafter could not be exported in the end."""
@@ -125,8 +126,9 @@ class Session:
 
     def check(self) -> list[GateResult]:
         """Every gate whose stage has run; the results go to gates.json."""
-        results = self.token_gates(self.conversations())
-        results += self.capture_gates(self.conversations())
+        conversations = self.conversations()
+        results = self.token_gates(conversations)
+        results += self.stored_gates(conversations) if self.run.features.exists() else self.capture_gates(conversations)
         if self.run.evaluation.exists():
             results += self.evaluate_gates(read_json(self.run.evaluation))
         if self.run.export.exists():
@@ -153,21 +155,37 @@ class Session:
         ]
 
     def capture_gates(self, conversations: list[Conversation]) -> list[GateResult]:
+        """Tap and distribution identity of rows captured anew, before any shard is written."""
         from specgraft.capture.forward import capture_batch
+
+        taps = self.header["taps"]
+        return self.feature_gates(conversations, lambda c: capture_batch(self.target, [c], taps)[0])
+
+    def stored_gates(self, conversations: list[Conversation]) -> list[GateResult]:
+        """The same of rows read back from the shards."""
+        from specgraft.records import ids_digest
+        from specgraft.stream.shards import ShardReader
+
+        mine = {c.prompt_id: c for c in conversations if c.split == "train"}
+        keep = {name: ids_digest(c.input_ids) for name, c in mine.items()}
+        reader = ShardReader(self.run.features, "train", self.header, keep=keep)
+        place = {prompt_id: number for number, (_, _, prompt_id, _) in enumerate(reader.index)}
+        return self.feature_gates([mine[name] for name in place], lambda c: reader[place[c.prompt_id]])
+
+    def feature_gates(
+        self, conversations: list[Conversation], features: Callable[[Conversation], Features]
+    ) -> list[GateResult]:
         from specgraft.check.distribution_identity import distribution_identity
         from specgraft.check.tap_identity import tap_identity
         from specgraft.drafters.shared import Shared
         from specgraft.train.setup import mask_token
 
-        taps = self.header["taps"]
         by_length = sorted(conversations, key=lambda c: len(c.input_ids))
         three = [by_length[len(by_length) * place // 8] for place in (1, 4, 7)]
-        greedy = [c for c in conversations if c.temperature == 0][:8]
-        results = [tap_identity(self.target, lambda c: capture_batch(self.target, [c], taps)[0], three, taps)]
-        if greedy:
-            features = capture_batch(self.target, greedy, taps)
+        results = [tap_identity(self.target, features, three, self.header["taps"])]
+        if greedy := [c for c in conversations if c.temperature == 0][:8]:
             shared = Shared.of(self.target, mask_token(self.config, self.target))
-            results.append(distribution_identity(self.target, shared, list(zip(greedy, features, strict=True))))
+            results.append(distribution_identity(self.target, shared, [(c, features(c)) for c in greedy]))
         return results
 
     def evaluate_gates(self, result: dict[str, Any]) -> list[GateResult]:

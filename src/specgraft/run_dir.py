@@ -48,6 +48,10 @@ class RunDir:
         return self.root / "export"
 
     @property
+    def overfit(self) -> Path:  # what the overfit check measured, and of which drafter
+        return self.root / "overfit.json"
+
+    @property
     def gates(self) -> Path:
         return self.root / "gates.json"
 
@@ -91,10 +95,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Raises ValueError naming the file when it is missing or damaged."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ValueError naming the file when it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}: damaged; delete it and run its stage again")
+        return value
     except FileNotFoundError:
         raise ValueError(f"{path}: missing; run the stage that writes it") from None
     except (json.JSONDecodeError, UnicodeDecodeError):

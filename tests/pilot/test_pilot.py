@@ -16,7 +16,9 @@ from specgraft.check.gates import NAMES, GateError
 from specgraft.config import load_config
 from specgraft.pilot import stage
 from specgraft.pilot.stage import pilot
+from specgraft.records import Features
 from specgraft.run import Session
+from specgraft.stream.shards import ShardReader
 
 KEYS = {
     "accept_length_t0", "accept_length_t1", "accept_length_pooled_t0", "predicted_accept_length", "agreement",
@@ -70,7 +72,7 @@ def test_every_stage_leaves_its_files_whole(done: Done) -> None:
     left = {path.name for path in done.root.iterdir()}
     assert left == {
         "config.json", "regen", "data.json", "features", "checkpoints", "metrics.jsonl", "evaluate.json", "export",
-        "gates.json", "summary.json", "report.html", "timing.json",
+        "gates.json", "overfit.json", "summary.json", "report.html", "timing.json",
     }  # fmt: skip
     assert not [path for path in done.root.rglob(".*") if path.name.endswith("tmp")]
     assert [path.name for path in sorted((done.root / "checkpoints").iterdir())] == ["step-000004", "step-000008"]
@@ -121,10 +123,9 @@ def test_a_gate_that_fails_stops_the_run_and_is_on_record(done: Done, monkeypatc
     monkeypatch.setattr(stage, "overfit", lambda *args: 1.0)
     train = []
     monkeypatch.setattr(Session, "train", lambda self: train.append(1))
-    gates = done.root / "gates.json"
-    before = gates.read_text()
-    rows = json.loads(before)["gates"]
-    gates.write_text(json.dumps({"gates": [row for row in rows if row["name"] != "overfit"]}))
+    gates, remembered = done.root / "gates.json", done.root / "overfit.json"
+    before, measured = gates.read_text(), remembered.read_text()
+    remembered.unlink()
     try:
         with pytest.raises(GateError, match=r"gate 'overfit' failed: accept length 1\.000") as caught:
             pilot(done.session())
@@ -136,6 +137,21 @@ def test_a_gate_that_fails_stops_the_run_and_is_on_record(done: Done, monkeypatc
         assert train and recorded["overfit"]["allowed"] is True
     finally:
         gates.write_text(before)
+        remembered.write_text(measured)
+
+
+def test_the_overfit_check_is_remembered_for_its_own_drafter_only(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = done.root / "overfit.json"
+    before = remembered.read_text()
+    monkeypatch.setattr(stage, "overfit", lambda *args: -1.0)
+    try:
+        assert stage.overfitted(done.session(), done.session().conversations()) > 0
+        for other in ("drafters.layers=2", "drafters.markov_rank=5", "run.seed=3"):
+            work = done.session(other)
+            assert stage.overfitted(work, done.session().conversations()) == -1.0
+            remembered.write_text(before)
+    finally:
+        remembered.write_text(before)
 
 
 def test_neither_a_refused_setting_nor_a_report_changes_what_the_run_says_of_itself(done: Done) -> None:
@@ -167,3 +183,22 @@ def test_an_answer_behind_the_length_limit_cannot_be_learnt_by_heart(done: Done)
     work = done.session("train.max_length=8")
     with pytest.raises(ValueError, match=r"lies inside train\.max_length=8"):
         stage.overfit(work.config, work.target, work.header["taps"], work.conversations())
+
+
+def test_features_are_checked_as_they_lie_in_the_shards(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that hands out the row before the one asked for is caught by the gates, by name."""
+    work = done.session()
+    conversations = work.conversations()
+    assert all(result.passed for result in work.stored_gates(conversations))
+    right = ShardReader.__getitem__
+
+    def shifted(self: ShardReader, item: int) -> Features:
+        row, other = right(self, item), right(self, (item + 1) % len(self))
+        length = min(len(row.input_ids), len(other.input_ids))
+        taps = row.taps.clone()
+        taps[:length] = other.taps[:length]
+        return dataclasses.replace(row, taps=taps)
+
+    monkeypatch.setattr(ShardReader, "__getitem__", shifted)
+    failed = {result.name for result in work.stored_gates(conversations) if not result.passed}
+    assert "tap identity" in failed

@@ -13,6 +13,7 @@ import torch
 
 from specgraft.config import TrainSection
 from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.store import WEIGHTS
 from specgraft.train import checkpoint
 from specgraft.train.checkpoint import checkpoints, latest, restore, save
 from specgraft.train.optimizer import Optimizer, learning_rate
@@ -221,3 +222,16 @@ def test_small_updates_do_not_vanish() -> None:
         one.weight.grad = torch.ones(1)
         optimizer.step(step)
     assert float(one.weight.detach()) == pytest.approx(0.999, abs=1e-5)
+
+
+def test_one_flipped_byte_of_weights_or_moments_is_refused(parts, tmp_path: Path) -> None:
+    for name in (WEIGHTS, checkpoint.OPTIMIZER):
+        drafter, optimizer = parts()
+        advance(drafter, optimizer, 0, 1)
+        folder = save(tmp_path, 1, drafter, optimizer, {}, 1)
+        data = bytearray((folder / name).read_bytes())
+        data[-3] ^= 1
+        (folder / name).write_bytes(bytes(data))
+        for read in (lambda folder=folder: restore(folder, *parts(), {}), lambda: latest(tmp_path)):
+            with pytest.raises(ValueError, match=f"{name} is not what was saved"):
+                read()

@@ -9,12 +9,14 @@ from specgraft.check.gates import recorded
 from specgraft.check.overfit import overfit as judge_overfit
 from specgraft.drafters.store import WEIGHTS
 from specgraft.log import say
-from specgraft.pilot.overfit import overfit
+from specgraft.pilot.overfit import overfit, overfit_sample
 from specgraft.pilot.tables import gate_table, out, summary_table
+from specgraft.records import Conversation, ids_digest
 from specgraft.run import Session
 from specgraft.run_dir import read_json, write_json
 from specgraft.targets.load import digest
 from specgraft.train.checkpoint import checkpoint_folder
+from specgraft.train.setup import mask_token
 
 
 def pilot(work: Session) -> dict[str, Any]:
@@ -25,10 +27,7 @@ def pilot(work: Session) -> dict[str, Any]:
     work.passed(work.token_gates(conversations))
     work.capture()
     work.exportable()
-    if not gate_passed(work, "overfit"):
-        with work.timed("overfit"):
-            length = overfit(config, work.target, work.header["taps"], conversations)
-        work.passed([judge_overfit(length, config.drafters.draft_tokens)])
+    work.passed([judge_overfit(overfitted(work, conversations), config.drafters.draft_tokens)])
     work.train()
     checkpoint = checkpoint_folder(run.checkpoints, config.train.steps)
     evaluation = evaluated(work, checkpoint)
@@ -42,9 +41,24 @@ def pilot(work: Session) -> dict[str, Any]:
     return summary
 
 
-def gate_passed(work: Session, name: str) -> bool:
-    """Whether this gate passed before, under the same settings of the drafter (checked by the checkpoint itself)."""
-    return any(row["name"] == name and row["passed"] for row in recorded(work.run))
+def overfitted(work: Session, conversations: list[Conversation]) -> float | None:
+    """Accept length of the overfit check, measured anew unless it was of this drafter, target and answer."""
+    config = work.config
+    made_of = {
+        "sections": {name: getattr(config, name).model_dump(mode="json") for name in ("drafters", "distill", "check")},
+        "features": work.header,
+        "mask_token_id": mask_token(config, work.target),
+        "answer": ids_digest(overfit_sample(config, conversations).input_ids),
+        "seed": config.run.seed,
+    }
+    if work.run.overfit.exists():
+        before = read_json(work.run.overfit)
+        if before.get("made_of") == made_of:
+            return before.get("accept_length")
+    with work.timed("overfit"):
+        length = overfit(config, work.target, work.header["taps"], conversations)
+    write_json(work.run.overfit, {"accept_length": length, "made_of": made_of})
+    return length
 
 
 def evaluated(work: Session, checkpoint: Path) -> dict[str, Any]:

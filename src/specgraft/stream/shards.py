@@ -6,6 +6,7 @@ Legend: T tokens of one conversation, K taps, D hidden size.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,6 +120,13 @@ class ShardReader:
     @property
     def lengths(self) -> list[int]:
         return [tokens for *_, tokens in self.index]
+
+    def digest(self) -> str:
+        """Of the target and of the rows in their order: other text or another target gives another digest."""
+        rows = [prompt_id for _, _, prompt_id, _ in self.index]
+        stored = {row["prompt_id"]: row["digest"] for shard in self.manifest["shards"] for row in shard["rows"]}
+        text = "|".join([self.manifest["target"]["weights"], *(f"{name}:{stored[name]}" for name in rows)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __getitem__(self, item: int) -> Features:
         number, first, prompt_id, tokens = self.index[item]

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from specgraft import __version__
 from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.store import load_drafter, save_drafter
+from specgraft.drafters.store import WEIGHTS, load_drafter, save_drafter
+from specgraft.targets.load import digest
 from specgraft.train.optimizer import Optimizer
 
 OPTIMIZER = "optimizer.safetensors"
@@ -60,7 +61,7 @@ def latest(root: Path) -> Path:
     found = checkpoints(root)
     if not found:
         raise ValueError(f"{root}: holds no checkpoint; run train first")
-    return found[-1]
+    return verify(found[-1])
 
 
 def save(
@@ -79,7 +80,8 @@ def save(
         temporary.mkdir()
         save_drafter(temporary, drafter)
         save_file(optimizer.tensors(), temporary / OPTIMIZER)
-        state = {"step": step, "settings": settings, "provenance": provenance()}
+        files = {name: digest(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
+        state = {"step": step, "settings": settings, "sha256": files, "provenance": provenance()}
         (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
@@ -93,11 +95,24 @@ def save(
     return folder
 
 
+def verify(folder: Path) -> Path:
+    """The folder itself. Raises ValueError when a file of the checkpoint is not the one that was saved."""
+    try:
+        saved = json.loads((folder / STATE).read_text(encoding="utf-8"))["sha256"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder}: damaged ({STATE}); delete it to go on from the one before") from None
+    for name, value in saved:
+        if not (folder / name).is_file() or digest(folder / name) != value:
+            raise ValueError(f"{folder}: damaged ({name} is not what was saved); delete it to go on from the one before")
+    return folder
+
+
 def restore(folder: Path, drafter: DSpark, optimizer: Optimizer, settings: dict[str, Any]) -> int:
     """Loads weights and optimiser in place and returns the step to go on from.
 
     Raises ValueError naming the setting when the checkpoint was made with others.
     """
+    verify(folder)
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         moments = load_file(folder / OPTIMIZER)
@@ -109,7 +124,8 @@ def restore(folder: Path, drafter: DSpark, optimizer: Optimizer, settings: dict[
     shape = {f"drafter.{key}": value for key, value in drafter.config.to_json().items()}
     settings = {**settings, **shape}  # the mask token and what else comes from the target
     before |= {f"drafter.{key}": value for key, value in stored.config.to_json().items()}
-    for key in sorted(set(settings) | set(before)):
+    # the run file's own keys first: they are what a user can set back
+    for key in sorted(set(settings) | set(before), key=lambda key: (key in shape, key)):
         if before.get(key) != settings.get(key):
             raise ValueError(
                 f"{folder}: trained with {key}={before.get(key)!r}, now {settings.get(key)!r}; "

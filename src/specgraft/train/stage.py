@@ -34,7 +34,7 @@ def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
     for section, skip in (("drafters", set()), ("distill", set()), ("train", loop)):
         values = getattr(config, section).model_dump(mode="json")
         found |= {f"{section}.{key}": value for key, value in values.items() if key not in skip}
-    found["features"] = [len(reader), sum(reader.lengths), reader.manifest["target"]["weights"][:16], reader.manifest["taps"]]
+    found["features"] = {"tokens": sum(reader.lengths), "taps": reader.manifest["taps"], "digest": reader.digest()}
     return found
 
 
