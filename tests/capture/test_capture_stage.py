@@ -192,7 +192,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_computed(target, run, mo
     rows = conversations([30] * 4)
     monkeypatch.setattr(stage.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
     monkeypatch.setattr(stage, "capture_batch", lambda *args: pytest.fail("computed"))
-    with pytest.raises(ValueError, match=r"needs 0\.00 GB, 0\.00 GB are free; free space or set run\.root"):
+    with pytest.raises(ValueError, match=r"needs 0\.\d*[1-9] MB, 0\.001 MB are free; free space or set run\.root"):
         capture(config_of(), run, target, rows)
     assert files(run) == set()
 

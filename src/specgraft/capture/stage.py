@@ -49,7 +49,7 @@ def capture(config: RunConfig, run: RunDir, target: Target, conversations: Seque
     need = feature_bytes(total, len(header["taps"]), target.hidden_size, target.head.weight.element_size())
     free = shutil.disk_usage(run.features).free
     if need > free:
-        raise ValueError(f"{run.features}: needs {need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; free space or set run.root")
+        raise ValueError(f"{run.features}: needs {need / 1e6:,.3f} MB, {free / 1e6:,.3f} MB are free; free space or set run.root")
     skipped: dict[str, int] = {}
     done = 0
     with progress("capture", total) as bar:
