@@ -5,18 +5,23 @@ It shares nothing with the loss: a label, mask or position that is off by one le
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from specgraft.capture.forward import capture_batch
 from specgraft.check.overfit import whole_rounds
 from specgraft.config import RunConfig
-from specgraft.decode.loop import Request, decode
+from specgraft.decode.loop import Request as DraftedRequest
+from specgraft.decode.loop import decode
 from specgraft.decode.pair import pair
 from specgraft.distill.offpolicy import dspark_loss
 from specgraft.drafters.propose import at_precision
 from specgraft.drafters.shared import Shared
 from specgraft.log import progress
 from specgraft.records import Conversation
+from specgraft.targets.generate import Request, generate
+from specgraft.targets.load import load_target
 from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_generator
 from specgraft.train.optimizer import Optimizer
@@ -36,15 +41,29 @@ def overfit_sample(config: RunConfig, conversations: list[Conversation]) -> Conv
     )
 
 
-def overfit(config: RunConfig, target: Target, taps: list[int], conversations: list[Conversation]) -> float | None:
-    """Trains a fresh drafter on one answer and returns the accept length of decoding it, last round left out."""
-    sample = overfit_sample(config, conversations)
+def answer_again(target: Target, sample: Conversation) -> Conversation:
+    """The prompt answered anew by this very target, greedily."""
+    request = Request(sample.input_ids[: sample.prompt_length], sum(sample.loss_mask))
+    generate(target, [request], 1)
+    ids = request.ids + request.output
+    mask = [place >= len(request.ids) for place in range(len(ids))]
+    return dataclasses.replace(sample, input_ids=ids, loss_mask=mask, finish_reason=request.finish_reason)
+
+
+def overfit(config: RunConfig, taps: list[int], conversations: list[Conversation]) -> float | None:
+    """Trains a fresh drafter on one answer and returns the accept length of decoding it, last round left out.
+
+    In float32: in half precision a near tie can take decoding off the answer, where nothing was learnt.
+    """
+    part = config.target
+    target = load_target(part.id, "float32", config.run.device, part.remote_code)
+    sample = answer_again(target, overfit_sample(config, conversations))
     features = capture_batch(target, [sample], taps)
     part = config.train.model_copy(
         update={"steps": config.check.overfit_steps, "warmup": 0.1, "min_lr_ratio": 0.1, "lr": 1e-3, "optimizer": "adamw"}
     )
     # cross-entropy alone: the answer's own tokens, as fast as possible
-    options = config.distill.model_copy(update={"ce": 1.0, "l1": 0.0, "slot_sampling": False, "decay": 100.0})
+    options = config.distill.model_copy(update={"ce": 1.0, "l1": 0.0, "kl": 0.0, "slot_sampling": False, "decay": 100.0})
     drafter = new_drafter(config, target, taps, conversations)
     shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
@@ -64,6 +83,6 @@ def overfit(config: RunConfig, target: Target, taps: list[int], conversations: l
             if learnt >= 3:
                 break
     both = pair(target, at_precision(drafter.requires_grad_(False).eval(), target.dtype))
-    request = Request(sample.input_ids[: sample.prompt_length], sum(sample.loss_mask))
+    request = DraftedRequest(sample.input_ids[: sample.prompt_length], sum(sample.loss_mask))
     decode(both, [request], 1)
     return whole_rounds(request.rounds)

@@ -56,7 +56,7 @@ def overfitted(work: Session, conversations: list[Conversation]) -> float | None
         if before.get("made_of") == made_of:
             return before.get("accept_length")
     with work.timed("overfit"):
-        length = overfit(config, work.target, work.header["taps"], conversations)
+        length = overfit(config, work.header["taps"], conversations)
     write_json(work.run.overfit, {"accept_length": length, "made_of": made_of})
     return length
 
