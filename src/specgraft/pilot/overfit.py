@@ -55,8 +55,8 @@ def overfit(config: RunConfig, taps: list[int], conversations: list[Conversation
 
     In float32: in half precision a near tie can take decoding off the answer, where nothing was learnt.
     """
-    part = config.target
-    target = load_target(part.id, "float32", config.run.device, part.remote_code)
+    own = config.target
+    target = load_target(own.id, "float32", config.run.device, own.remote_code)
     sample = answer_again(target, overfit_sample(config, conversations))
     features = capture_batch(target, [sample], taps)
     part = config.train.model_copy(

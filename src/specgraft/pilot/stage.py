@@ -42,7 +42,7 @@ def pilot(work: Session) -> dict[str, Any]:
 
 
 def overfitted(work: Session, conversations: list[Conversation]) -> float | None:
-    """Accept length of the overfit check, measured anew unless it was of this drafter, target and answer."""
+    """Accept length of the overfit check, measured anew unless it passed with this drafter, target and answer."""
     config = work.config
     made_of = {
         "sections": {name: getattr(config, name).model_dump(mode="json") for name in ("drafters", "distill", "check")},
@@ -53,8 +53,10 @@ def overfitted(work: Session, conversations: list[Conversation]) -> float | None
     }
     if work.run.overfit.exists():
         before = read_json(work.run.overfit)
-        if before.get("made_of") == made_of:
-            return before.get("accept_length")
+        length = before.get("accept_length")
+        settled = judge_overfit(length, config.drafters.draft_tokens).passed or "overfit" in work.allow
+        if settled and before.get("made_of") == made_of:
+            return length
     with work.timed("overfit"):
         length = overfit(config, work.header["taps"], conversations)
     write_json(work.run.overfit, {"accept_length": length, "made_of": made_of})
