@@ -182,7 +182,7 @@ def test_other_held_out_prompts_are_measured_anew(done: Done, monkeypatch: pytes
 def test_an_answer_behind_the_length_limit_cannot_be_learnt_by_heart(done: Done) -> None:
     work = done.session("train.max_length=8")
     with pytest.raises(ValueError, match=r"lies inside train\.max_length=8"):
-        stage.overfit(work.config, work.target, work.header["taps"], work.conversations())
+        stage.overfit(work.config, work.header["taps"], work.conversations())
 
 
 def test_features_are_checked_as_they_lie_in_the_shards(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
