@@ -7,6 +7,17 @@ from __future__ import annotations
 
 import torch
 
+from specgraft.ops.block_attention.spans import Spans
+
+
+def mask(spans: Spans, slots: int, length: int) -> torch.Tensor:
+    """[B, N*S, T + N*S] bool: keys (context, then the slots of all blocks) that every slot sees."""
+    batch, blocks = spans.end.shape
+    rows = blocks * slots
+    owner = torch.arange(rows, device=spans.end.device) // slots
+    own_block = (owner[:, None] == owner[None, :]) & spans.block_mask(slots).repeat(blocks, blocks)
+    return torch.cat([spans.context_mask(slots, length).flatten(1, 2), own_block.expand(batch, rows, rows)], 2)
+
 
 def block_attention(
     query: torch.Tensor,
@@ -14,21 +25,18 @@ def block_attention(
     context_value: torch.Tensor,
     block_key: torch.Tensor,
     block_value: torch.Tensor,
-    visible: torch.Tensor,
+    spans: Spans,
 ) -> torch.Tensor:
-    """Every slot sees the visible context tokens of its block and all slots of its own block, nothing else.
+    """Every slot sees the context tokens in its span and slots of its own block, nothing else.
 
-    query [B,N,S,H,d]; context_key, context_value [B,T,Hk,d]; block_key, block_value [B,N,S,Hk,d]; visible [B,N,T] bool.
+    query [B,N,S,H,d]; context_key, context_value [B,T,Hk,d]; block_key, block_value [B,N,S,Hk,d].
     Returns [B,N,S,H,d].
     """
-    batch, blocks, slots, heads, size = query.shape
+    _, blocks, slots, heads, size = query.shape
     repeats = heads // context_key.shape[2]
-    rows = blocks * slots
     keys = torch.cat([context_key, block_key.flatten(1, 2)], 1).repeat_interleave(repeats, 2)
     values = torch.cat([context_value, block_value.flatten(1, 2)], 1).repeat_interleave(repeats, 2)
-    owner = torch.arange(rows, device=query.device) // slots
-    same_block = (owner[:, None] == owner[None, :]).expand(batch, rows, rows)
-    mask = torch.cat([visible.repeat_interleave(slots, 1), same_block], 2)
     scores = torch.einsum("bqhd,bkhd->bhqk", query.flatten(1, 2), keys) * size**-0.5
-    weights = scores.masked_fill(~mask[:, None], float("-inf")).softmax(-1)
+    hidden = ~mask(spans, slots, context_key.shape[1])
+    weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
     return torch.einsum("bhqk,bkhd->bqhd", weights, values).unflatten(1, (blocks, slots))

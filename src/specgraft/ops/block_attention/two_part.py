@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from specgraft.ops.block_attention.spans import Spans
+
 
 def block_attention(
     query: torch.Tensor,
@@ -15,11 +17,11 @@ def block_attention(
     context_value: torch.Tensor,
     block_key: torch.Tensor,
     block_value: torch.Tensor,
-    visible: torch.Tensor,
+    spans: Spans,
 ) -> torch.Tensor:
     """As `naive.block_attention`; computed in float32 (or float64 when given that), returned in the query's dtype.
 
-    query [B,N,S,H,d]; context_key, context_value [B,T,Hk,d]; block_key, block_value [B,N,S,Hk,d]; visible [B,N,T] bool.
+    query [B,N,S,H,d]; context_key, context_value [B,T,Hk,d]; block_key, block_value [B,N,S,Hk,d].
     Returns [B,N,S,H,d].
     """
     kind = query.dtype
@@ -34,10 +36,12 @@ def block_attention(
     near_value = block_value.to(work).permute(0, 3, 1, 2, 4)
     far_key = context_key.to(work).permute(0, 2, 3, 1)  # [B, Hk, d, T]
     far_value = context_value.to(work).permute(0, 2, 1, 3)  # [B, Hk, T, d]
+    far_hidden = ~spans.context_mask(slots, length).repeat(1, 1, group, 1)[:, None]  # [B, 1, N, g*S, T]
+    near_hidden = ~spans.block_mask(slots).repeat(group, 1)  # [g*S, S]
     far = (rows.flatten(2, 3) @ far_key).view(batch, key_heads, blocks, group * slots, length)
-    far = far.masked_fill(~visible[:, None, :, None, :], float("-inf"))
     near = rows @ near_key.transpose(-1, -2)
-    weights = torch.cat([far, near], -1).softmax(-1)
+    hide = float("-inf")
+    weights = torch.cat([far.masked_fill(far_hidden, hide), near.masked_fill(near_hidden, hide)], -1).softmax(-1)
     far_weights, near_weights = weights.split([length, slots], -1)
     out = (far_weights.reshape(batch, key_heads, blocks * group * slots, length) @ far_value).view_as(rows)
     out = out + near_weights @ near_value
