@@ -1,4 +1,4 @@
-"""Tiny random models for tests: a Llama target behind the real `Target`, and a DSpark drafter for it."""
+"""Tiny random models for tests: a Llama target behind the real `Target`, and a drafter for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specgraft.drafters.config import DrafterConfig
-from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.store import build
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.registry import build
 from specgraft.targets.attention import NAME
 from specgraft.targets.model import Target
 
@@ -86,12 +86,14 @@ def make_drafter(
     rank: int = 64,
     seed: int = 1,
     bigram: float = 5.0,
-) -> DSpark:
+    kind: str = "dspark",
+    **more: Any,
+) -> Drafter:
     """A random drafter for this target. `bigram` > 0 plants that much of the target's own law after single tokens in the
     Markov head (rank >= vocabulary), so that drafts are accepted now and then."""
     torch.manual_seed(seed)
     config = DrafterConfig(
-        kind="dspark",
+        kind=kind,
         draft_tokens=draft_tokens,
         layers=layers,
         hidden_size=target.hidden_size,
@@ -106,10 +108,10 @@ def make_drafter(
         taps=tuple(taps) if taps is not None else tuple(range(target.num_layers)),
         target_layers=target.num_layers,
         mask_token_id=mask_token_id,
-        markov_rank=rank,
+        **{"markov_rank": rank, "confidence": True, **more} if kind == "dspark" else more,
     )
     drafter = build(config).to(target.dtype).requires_grad_(False).eval()
-    if bigram:
+    if bigram and drafter.markov_head is not None:
         assert rank >= target.vocab_size
         ids = torch.arange(target.vocab_size)[:, None]
         step = target.forward(ids, target.cache(target.vocab_size, 1))
@@ -126,7 +128,7 @@ def tiny_target() -> Callable[..., Target]:
 
 
 @pytest.fixture(scope="session")
-def tiny_drafter() -> Callable[..., DSpark]:
+def tiny_drafter() -> Callable[..., Drafter]:
     """Builds a tiny drafter; arguments as `make_drafter`."""
     return make_drafter
 

@@ -63,17 +63,28 @@ class CaptureSection(Section):
 
 
 class DraftersSection(Section):
-    kind: Literal["dspark"] = "dspark"
+    kind: str = Field("dspark", description="mtp, dflash, dflash2, dspark (rows of drafters/registry.py)")
     draft_tokens: int = Field(7, ge=1, le=64, description="G: tokens proposed per round")
     layers: int = Field(5, ge=1)
     heads: int = Field(0, ge=0, description="query heads; 0: as the target")
     kv_heads: int = Field(0, ge=0, description="key/value heads; 0: as the target")
     head_dim: int = Field(0, ge=0, description="0: as the target")
     intermediate: int = Field(0, ge=0, description="MLP width; 0: as the target")
-    markov_rank: int = Field(256, ge=1)
-    markov_head: Literal["vanilla"] = "vanilla"
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | Literal["full", "sliding"] = Field(
+        "full", description="one per layer, or one word for all"
+    )
+    sliding_window: int = Field(2048, ge=1, description="context tokens that a sliding layer sees")
+    block_causal: bool = Field(False, description="slots of a block see the slots before them only")
+    markov_rank: int = Field(256, ge=0, description="dspark; 0: no sequential head")
+    markov_head: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    confidence: bool = Field(True, description="dspark: a confidence head")
     confidence_with_markov: bool = True
     confidence_detach: bool = Field(False, description="keep the confidence loss out of the trunk")
+    conv_group: int = Field(16, ge=1, description="dflash2: channels that share a dynamic kernel")
+    selector_rank: int = Field(256, ge=1, description="dflash2")
+    selector_top_k: int = Field(16, ge=2, description="dflash2: candidates a slot")
+    options: dict[str, Any] = Field({}, description="of a drafter kind that is not ours")
+    warm_from: str = Field("", description="folder of another drafter (ours, or a published layout) to start from")
     warm_layers: list[int] | Literal["none", "spread"] = Field(
         "none", description="target layers whose weights start the draft layers, one per draft layer"
     )
@@ -81,16 +92,62 @@ class DraftersSection(Section):
     warm_fc: Literal["none", "mean", "last"] = Field("none", description="start `fc` as the mean of the taps, or the last tap")
 
 
+# What each published recipe minimises (algorithms.md 3.3 to 3.7); `auto` takes the row of the drafter's kind.
+PRESETS: dict[str, dict[str, float]] = {
+    "dspark": {"ce": 0.1, "l1": 0.9, "confidence": 1.0},
+    "dflash": {"ce": 1.0},
+    "dflash2": {"ce": 1.0, "selector": 1.0},
+    "dflash2_kl": {"kl": 1.0, "selector": 1.0},
+    "mtp": {"ce": 1.0},
+    "dpace": {"dpace": 1.0, "confidence": 1.0},
+    "lk_alpha": {"lk_alpha": 1.0, "confidence": 1.0},
+    "lk_hybrid": {"lk_hybrid": 1.0, "confidence": 1.0},
+    "e2e_tv": {"e2e_tv": 1.0, "confidence": 1.0},
+}
+Weight = Annotated[float | None, Field(ge=0)]
+
+
 class DistillSection(Section):
-    ce: float = Field(0.1, ge=0)
-    l1: float = Field(0.9, ge=0, description="sum of |p - q|, no half")
-    kl: float = Field(0.0, ge=0, description="forward KL; not part of DSpark's objective, learns faster while overlap is small")
-    confidence: float = Field(1.0, ge=0)
+    preset: Literal[
+        "auto", "dspark", "dflash", "dflash2", "dflash2_kl", "mtp", "dpace", "lk_alpha", "lk_hybrid", "e2e_tv"
+    ] = Field("auto", description="starting weights of the objectives; `auto`: those of the drafter's kind. Set a weight to change it")
+    ce: Weight = Field(None, description="-log q of the data token")
+    kl: Weight = Field(None, description="KL(p||q)")
+    rkl: Weight = Field(None, description="KL(q||p)")
+    jsd: Weight = Field(None, description="Jensen-Shannon")
+    tv: Weight = Field(None, description="half of the sum of |p - q|")
+    l1: Weight = Field(None, description="sum of |p - q|, no half")
+    lk_alpha: Weight = Field(None, description="-log of the overlap")
+    lk_hybrid: Weight = Field(None, description="KL and TV mixed by the overlap")
+    dpace: Weight = Field(None, description="cross-entropy with D-PACE weights in place of the decay")
+    e2e_tv: Weight = Field(None, description="1 - mean prefix overlap of a block, off-policy")
+    selector: Weight = Field(None, description="dflash2: cross-entropy among the candidates")
+    confidence: Weight = Field(None, description="BCE of the confidence head against the overlap")
+    lk_eta: float = Field(3.0, ge=0)
+    dpace_delta: float = Field(0.5, ge=0, le=1)
+    selector_missing: Literal["mask", "inject"] = Field(
+        "mask", description="a label outside the candidates: leave the slot out (NeMo), or put it in place of the last one (speculators)"
+    )
     decay: float = Field(4.0, gt=0, description="gamma_w: slot j weighs exp(-(j-1)/decay)")
     slot_sampling: bool = Field(
         False, description="draw slots with probability exp(-(j-1)/decay) and weight 1 instead of weighing them: same mean gradient, fewer head rows"
     )
     chunk_rows: int = Field(64, ge=1, description="rows of [., vocabulary] held at once")
+
+    def weights(self, kind: str) -> dict[str, float]:
+        """Weight of every objective that counts, for this kind of drafter."""
+        found = dict(PRESETS.get(kind, {"ce": 1.0}) if self.preset == "auto" else PRESETS[self.preset])
+        for name in ("ce", "kl", "rkl", "jsd", "tv", "l1", "lk_alpha", "lk_hybrid", "dpace", "e2e_tv", "selector", "confidence"):
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)
+        return {name: value for name, value in found.items() if value > 0}
+
+    @model_validator(mode="after")
+    def _sampled_slots(self) -> DistillSection:
+        whole = {"dpace", "e2e_tv"} & set(self.weights(""))
+        if self.slot_sampling and whole:
+            raise ValueError(f"distill.slot_sampling leaves slots out and {', '.join(whole)} needs whole blocks: set one of them off")
+        return self
 
 
 class TrainSection(Section):

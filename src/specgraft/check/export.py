@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter, Texts
+from specgraft.drafters.shared import Shared
 from specgraft.export.reload import load_export, read_config
 from specgraft.records import GateResult
 
@@ -17,7 +18,7 @@ CONTEXT, BLOCKS, TOKENS = 24, 3, 16  # of the random inputs
 TRAINING_ONLY = {"confidence_detach"}  # fields that no engine reads
 
 
-def export(folder: Path, drafter: DSpark) -> GateResult:
+def export(folder: Path, drafter: Drafter) -> GateResult:
     """Reloads `folder` strictly and compares it with the drafter, rounded to the file's dtype, in float32.
 
     Compared are the configuration, block states, Markov bias and confidence logits on random inputs.
@@ -49,7 +50,7 @@ def export(folder: Path, drafter: DSpark) -> GateResult:
     )
 
 
-def config_fault(again: DSpark, drafter: DSpark) -> str | None:
+def config_fault(again: Drafter, drafter: Drafter) -> str | None:
     """The first field of the shape that did not survive."""
     ours, read = asdict(drafter.config), asdict(again.config)
     for name, value in ours.items():
@@ -58,27 +59,28 @@ def config_fault(again: DSpark, drafter: DSpark) -> str | None:
     return None
 
 
-def rounded(drafter: DSpark, dtype: torch.dtype) -> DSpark:
+def rounded(drafter: Drafter, dtype: torch.dtype) -> Drafter:
     """A float32 copy on the CPU whose weights went through the file's dtype."""
     return copy.deepcopy(drafter).cpu().to(dtype).float().requires_grad_(False).eval()
 
 
 @torch.inference_mode()
-def outputs(drafter: DSpark, seed: int = 0) -> dict[str, torch.Tensor]:
+def outputs(drafter: Drafter, seed: int = 0) -> dict[str, torch.Tensor]:
     """What the drafter computes for inputs that depend on the seed and its shape alone."""
     c = drafter.config
     generator = torch.Generator().manual_seed(seed)
     taps = torch.randn(1, CONTEXT, len(c.taps), c.hidden_size, generator=generator)
-    states = torch.randn(1, BLOCKS, c.hidden_size, generator=generator)
-    mask_state = torch.randn(c.hidden_size, generator=generator)
-    anchors = torch.linspace(1, CONTEXT, BLOCKS).long()[None]
-    steps = torch.arange(CONTEXT)
-    tokens = torch.randint(0, c.vocab_size, (TOKENS,), generator=generator)
-    hidden = drafter.block(states, mask_state, anchors, drafter.context(taps, steps[None]), steps < anchors[..., None])
-    embedded = drafter.embed_previous(tokens)
-    paired = hidden.flatten(0, 2)[torch.arange(TOKENS) % (BLOCKS * c.draft_tokens)]
-    return {
-        "block states": hidden,
-        "markov biases": drafter.markov_head.markov_w2(embedded),
-        "confidence logits": drafter.confidence(paired, embedded),
-    }
+    anchors = torch.linspace(1, CONTEXT - 1, BLOCKS).long()[None]
+    ids = torch.randint(0, c.vocab_size, (1, CONTEXT), generator=generator)
+    embedding = torch.randn(c.vocab_size, c.hidden_size, generator=generator)
+    shared = Shared(embedding, embedding, torch.nn.Identity(), c.mask_token_id)
+    hidden = drafter(shared, Texts(ids, taps, torch.zeros_like(ids)), anchors)
+    found = {"block states": hidden}
+    embedded = None
+    if drafter.markov_head is not None:
+        before = (anchors[..., None] + torch.arange(c.draft_tokens)).clamp(max=CONTEXT - 1)
+        embedded = drafter.markov_head.embed(ids.gather(1, before.flatten(1)).view_as(before))
+        found["markov biases"] = drafter.markov_head.bias(drafter.markov_head.latents(hidden, embedded))
+    if drafter.confidence_head is not None:
+        found["confidence logits"] = drafter.confidence_head(hidden, embedded)
+    return found

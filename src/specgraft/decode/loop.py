@@ -15,7 +15,9 @@ import torch
 
 from specgraft.decode.pair import Pair, context_limit
 from specgraft.decode.verify import commit, verify_greedy, verify_sampled
-from specgraft.drafters.propose import DraftCache, Proposal, propose
+from specgraft.drafters.cache import DraftCache
+from specgraft.drafters.precision import precision
+from specgraft.drafters.walk import Proposal
 from specgraft.ops.sampling import Law, distributions, draw
 from specgraft.records import Verdict
 
@@ -32,7 +34,7 @@ class Request:
     uniform: torch.Tensor | None = None  # [uniform_count(..)] in [0,1), needed when the law samples
     output: list[int] = field(default_factory=list)  # the first token comes from prefill, the rest from rounds
     rounds: list[Verdict] = field(default_factory=list)
-    confidence: list[list[float]] = field(default_factory=list)  # logits [G] of each round
+    confidence: list[list[float]] = field(default_factory=list)  # logits [G] of each round; empty without a confidence head
     finish_reason: str = ""  # "stop" (end token kept) or "length"
 
 
@@ -104,7 +106,7 @@ class _Loop:
         slots = max(len(request.ids) + request.max_new_tokens for request in requests) + self.size + 1
         slots = max(slots, longest)
         self.cache = pair.target.cache(batch, slots)
-        self.context = DraftCache(pair.drafter, batch, slots, pair.bias)
+        self.context = DraftCache(pair.drafter, pair.shared, batch, slots, pair.bias)
         self.finished = self.tokens = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
@@ -135,8 +137,6 @@ class _Loop:
         step = self.target.forward(ids.to(self.device), self.cache, self.taps, rows=index)
         self.cache.lengths[index] = lengths
         self.context.reset(index)
-        assert step.taps is not None
-        self.context.append(step.taps, lengths, index)
         last = step.last[torch.arange(len(rows), device=self.device), lengths - 1]
         logits = self.target.logits(last)
         laws = [request.law for request in requests]
@@ -146,6 +146,10 @@ class _Loop:
             some = torch.tensor(sampled, device=self.device)
             law = distributions(logits[some], [laws[number] for number in sampled])
             first[some] = draw(law, self._uniforms([requests[number] for number in sampled], 0, 1)[:, 0])
+        assert step.taps is not None
+        tokens = torch.cat([ids.to(self.device), torch.zeros_like(first)[:, None]], 1)
+        tokens[torch.arange(len(rows), device=self.device), lengths] = first
+        self.context.append(step.taps, tokens, lengths, index)
         for row, request, token in zip(rows, requests, first.tolist(), strict=True):
             self.active[row] = request
             request.output.append(token)
@@ -180,20 +184,23 @@ class _Loop:
         draft_uniforms = torch.zeros(len(rows), self.size, dtype=torch.float64, device=self.device)
         if sampled:
             draft_uniforms[sampled] = self._uniforms([requests[number] for number in sampled], 0, self.size)
-        proposal = propose(self.drafter, self.pair.shared, self.context, index, anchors, laws, draft_uniforms)
+        with precision(self.drafter):
+            proposal = self.drafter.draft(self.pair.shared, self.context, index, anchors, laws, draft_uniforms)
         drafted = self._clock()
         ids = torch.cat([anchors[:, None], proposal.tokens], 1)
         step = self.target.forward(ids, self.cache, self.taps, rows=None if len(rows) == self.batch else index)
         logits = self.target.logits(step.last)
         verified = self._clock()
         accepted, following = self._judge(logits, proposal, requests, laws, sampled)
-        drafts, logs = proposal.tokens.tolist(), proposal.confidence.tolist()
+        drafts = proposal.tokens.tolist()
+        logs = proposal.confidence.tolist() if proposal.confidence is not None else []
         reasons = []
         for number, request in enumerate(requests):
             room = request.max_new_tokens - len(request.output)
             verdict, reason = commit(drafts[number], accepted[number], following[number], self.target.end_ids, room)
             request.rounds.append(verdict)
-            request.confidence.append(logs[number])
+            if logs:
+                request.confidence.append(logs[number])
             request.output += verdict.committed
             self.tokens += len(verdict.committed)
             reasons.append(reason)
@@ -205,7 +212,9 @@ class _Loop:
             assert step.taps is not None
             some = torch.tensor(going, device=self.device)
             width = int(kept[some].max())
-            self.context.append(step.taps[some, :width], kept[some], index[some])
+            tokens = torch.cat([ids[some], torch.zeros_like(anchors[some])[:, None]], 1)
+            tokens.scatter_(1, kept[some][:, None], torch.tensor(following, device=self.device)[some][:, None])
+            self.context.append(step.taps[some, :width], tokens[:, : width + 1], kept[some], index[some])
         for row, reason in zip(rows, reasons, strict=True):
             if reason:
                 self._leave(row, reason)

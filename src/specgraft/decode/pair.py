@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specgraft.drafters.config import DrafterConfig
-from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.propose import BiasRows
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.markov import BiasRows
 from specgraft.drafters.shared import Shared
 from specgraft.targets.model import Target
 
@@ -16,15 +16,16 @@ class Pair:
     """What the decode loop runs. Filled by `pair`."""
 
     target: Target
-    drafter: DSpark
+    drafter: Drafter
     shared: Shared
-    bias: BiasRows  # remembered between calls of `decode`
+    bias: BiasRows | None  # remembered between calls of `decode`
 
 
-def pair(target: Target, drafter: DSpark) -> Pair:
+def pair(target: Target, drafter: Drafter) -> Pair:
     """Joins the two. Raises ValueError, in one line, where the drafter was made for another target."""
     check_pair(target, drafter.config)
-    return Pair(target, drafter, Shared.of(target, drafter.config.mask_token_id), BiasRows(drafter))
+    bias = BiasRows(drafter.markov_head) if drafter.markov_head is not None else None
+    return Pair(target, drafter, Shared.of(target, drafter.config.mask_token_id), bias)
 
 
 def check_pair(target: Target, config: DrafterConfig) -> None:

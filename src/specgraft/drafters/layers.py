@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specgraft.drafters.config import DrafterConfig
 from specgraft.ops.block_attention.two_part import block_attention
+from specgraft.ops.block_attention.spans import Spans
 
 
 class RMSNorm(nn.Module):
@@ -23,6 +25,14 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+def initialise(*parts: nn.Module) -> None:
+    """N(0, 0.02) for every matrix (DeepSpec)."""
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
 
 
 def rope_tables(positions: torch.Tensor, size: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +52,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class Attention(nn.Module):
     """Block queries over [context ; own block]; context keys and values come from the injected states."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, size: int, eps: float) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.size = heads, kv_heads, size
+        hidden, eps = config.hidden_size, config.eps
+        self.heads, self.kv_heads, self.size = heads, kv_heads, size = config.heads, config.kv_heads, config.head_dim
         self.q_proj = nn.Linear(hidden, heads * size, bias=False)
         self.k_proj = nn.Linear(hidden, kv_heads * size, bias=False)
         self.v_proj = nn.Linear(hidden, kv_heads * size, bias=False)
@@ -63,15 +74,15 @@ class Attention(nn.Module):
         self,
         x: torch.Tensor,
         context: tuple[torch.Tensor, torch.Tensor],
-        visible: torch.Tensor,
+        spans: Spans,
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
-        """x [B,N,S,D], context keys and values [B,T,Hk,d], visible [B,N,T] bool, tables [B,N,S,d] -> [B,N,S,D]."""
+        """x [B,N,S,D], context keys and values [B,T,Hk,d], tables [B,N,S,d] -> [B,N,S,D]."""
         query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.size))), cos, sin)
         key, value = self.keys_values(x, cos, sin)
         with torch.autocast(x.device.type, enabled=False):
-            out = block_attention(query, *context, key, value, visible)
+            out = block_attention(query, *context, key, value, spans)
         return self.o_proj(out.flatten(-2))
 
 
@@ -91,20 +102,20 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One draft layer on block states; the context enters through attention only."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, size: int, width: int, eps: float) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(hidden, heads, kv_heads, size, eps)
-        self.mlp = MLP(hidden, width)
-        self.input_layernorm = RMSNorm(hidden, eps)
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config.hidden_size, config.intermediate)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
 
     def forward(
         self,
         x: torch.Tensor,
         context: tuple[torch.Tensor, torch.Tensor],
-        visible: torch.Tensor,
+        spans: Spans,
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), context, visible, cos, sin)
+        x = x + self.self_attn(self.input_layernorm(x), context, spans, cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))

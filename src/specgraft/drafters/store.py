@@ -10,28 +10,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specgraft.drafters.config import DrafterConfig
-from specgraft.drafters.dspark import DSpark
-
-KINDS = {"dspark": DSpark}
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.registry import build
 
 WEIGHTS = "drafter.safetensors"
 
 
-def build(config: DrafterConfig) -> DSpark:
-    """A fresh drafter of this shape. Raises ValueError for a kind that does not exist."""
-    if config.kind not in KINDS:
-        raise ValueError(f"drafters.kind={config.kind!r}: known are {', '.join(KINDS)}")
-    return KINDS[config.kind](config)
-
-
-def save_drafter(folder: Path, drafter: DSpark) -> None:
+def save_drafter(folder: Path, drafter: Drafter) -> None:
     """Writes config and float32 weights into an existing folder (the caller renames the folder when it is complete)."""
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
     save_file(tensors, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps(drafter.config.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
-def load_drafter(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> DSpark:
+def load_drafter(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Drafter:
     """Reads a drafter for inference. Raises ValueError, in one line, for a folder that is missing or damaged."""
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
         raise ValueError(f"{folder}: holds no drafter (config.json and {WEIGHTS}); run train first")
@@ -47,5 +39,4 @@ def load_drafter(folder: Path, device: torch.device | str = "cpu", dtype: torch.
         if tensors[name].shape != tensor.shape:
             raise ValueError(f"{folder}: {name} is {tuple(tensors[name].shape)}, its config says {tuple(tensor.shape)}; use another checkpoint")
     drafter.load_state_dict(tensors)
-    drafter.confidence_head.float()
     return drafter.to(device=device, dtype=dtype).requires_grad_(False).eval()

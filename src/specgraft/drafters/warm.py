@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter
 
 
 @torch.no_grad()
-def copy_layers(drafter: DSpark, sources: Sequence[nn.Module], final_norm: nn.Module) -> None:
+def copy_layers(drafter: Drafter, sources: Sequence[nn.Module], final_norm: nn.Module) -> None:
     """Draft layer i starts as `sources[i]`, a decoder layer of the target with the same shapes.
 
     The draft layers norm queries and keys and the target's may not: the norm weights start at the size that the target's
@@ -51,7 +51,7 @@ def _typical_size(projection: torch.Tensor, norm: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def start_fc(drafter: DSpark, how: str) -> None:
+def start_fc(drafter: Drafter, how: str) -> None:
     """`fc` starts as the mean of the taps ("mean") or as the deepest tap ("last"), plus its small random values."""
     size, count = drafter.config.hidden_size, len(drafter.config.taps)
     eye = torch.eye(size)
@@ -61,7 +61,7 @@ def start_fc(drafter: DSpark, how: str) -> None:
 
 
 @torch.no_grad()
-def start_markov(drafter: DSpark, before: torch.Tensor, after: torch.Tensor, scale: float = 0.5) -> None:
+def start_markov(drafter: Drafter, before: torch.Tensor, after: torch.Tensor, scale: float = 0.5) -> None:
     """W2 W1^T starts as a rank-r fit of the positive mutual information of token pairs.
 
     before, after [P]: neighbouring tokens of the answers. Entry (a, b) is max(0, log(n_ab n / (n_a n_b))), damped for rare

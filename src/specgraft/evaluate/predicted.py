@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from specgraft.decode.pair import Pair
-from specgraft.drafters.propose import precision
+from specgraft.drafters.drafter import Texts
+from specgraft.drafters.precision import precision
 from specgraft.targets.sampling import Law, distribution
 
 
@@ -95,19 +96,17 @@ def text_terms(
     cache = target.cache(1, len(ids))
     step = target.forward(ids[None], cache, drafter.config.taps)
     assert step.taps is not None
-    context = drafter.context(step.taps.to(drafter.fc.weight.dtype), torch.arange(len(ids), device=device)[None])
+    texts = Texts(ids[None], step.taps.to(drafter.fc.weight.dtype), torch.zeros_like(ids)[None])
+    encoded = drafter.encode(shared, texts)
     accept = torch.zeros(length, size, dtype=torch.float64)
     cost = torch.zeros(length, size, dtype=torch.float64)
-    mask_state = shared.embed(torch.tensor(shared.mask_token_id, device=device))
     for start in range(0, length, chunk):
         n = torch.arange(start, min(start + chunk, length), device=device)
         anchors = n + len(prompt)
-        visible = torch.arange(len(ids), device=device) < anchors[:, None]
-        hidden = drafter.block(shared.embed(ids[anchors])[None], mask_state, anchors[None], context, visible[None])[0]
-        # laws of the target and biases of the Markov head belong to positions, and slots of several anchors share them
+        hidden = drafter.states(shared, texts, encoded, anchors[None])[0]
+        logits_at = _Teacher(pair, ids, anchors, hidden)
         near = torch.arange(int(anchors[0]), min(int(anchors[-1]) + size, len(ids) - 1), device=device)
-        bias = drafter.markov_head.markov_w2(drafter.embed_previous(ids[near])).float()
-        if law.temperature > 0:
+        if law.temperature > 0:  # laws of the target belong to positions, and slots of several anchors share them
             laws = distribution(target.logits(step.last[0, near]), law.temperature, law.top_p, law.top_k)
         alive = torch.ones(len(n), dtype=torch.bool, device=device)
         for slot in range(size):
@@ -116,8 +115,7 @@ def text_terms(
             if not len(here):
                 break
             before = anchors[here] + slot
-            logits = (hidden[here, slot].to(shared.head.dtype) @ shared.head.T).float() + bias[before - anchors[0]]
-            labels = ids[before + 1]
+            logits, labels = logits_at(here, slot), ids[before + 1]
             if law.temperature == 0:  # the text is the target's own argmax
                 taken = (logits.argmax(-1) == labels).double()
                 missed = 1 - taken
@@ -127,6 +125,28 @@ def text_terms(
             accept[n[here].cpu(), slot], cost[n[here].cpu(), slot] = taken.cpu(), missed.cpu()
             alive[here] = taken > 0
     return accept, cost
+
+
+class _Teacher:
+    """Draft logits with the text's own tokens before each draft, as in training; hidden [N,G,D] of anchors [N]."""
+
+    def __init__(self, pair: Pair, ids: torch.Tensor, anchors: torch.Tensor, hidden: torch.Tensor) -> None:
+        self.drafter, self.head, self.hidden = pair.drafter, pair.shared.head, hidden
+        steps = torch.arange(hidden.shape[1], device=ids.device)
+        self.previous = ids[(anchors[:, None] + steps).clamp(max=len(ids) - 1)]  # [N, G]
+        markov = self.drafter.markov_head
+        self.latents = None if markov is None else markov.latents(hidden, markov.embed(self.previous))
+
+    def __call__(self, here: torch.Tensor, slot: int) -> torch.Tensor:
+        """float32 logits [R,V] of draft slot+1 for the anchors numbered `here` [R]."""
+        hidden = self.hidden[here, slot]
+        base = (hidden.to(self.head.dtype) @ self.head.T).float()
+        if self.drafter.selector is not None:
+            return self.drafter.selector.logits(base, hidden, self.previous[here, slot])
+        if self.latents is None:
+            return base
+        assert self.drafter.markov_head is not None
+        return base + self.drafter.markov_head.bias(self.latents[here, slot])
 
 
 def pooled(predictions: list[Prediction | None]) -> float | None:

@@ -12,7 +12,7 @@ import torch
 from specgraft.config import RunConfig
 from specgraft.decode.loop import Request, decode, uniform_count
 from specgraft.decode.pair import Pair, pair
-from specgraft.drafters.propose import at_precision
+from specgraft.drafters.precision import at_precision
 from specgraft.drafters.store import WEIGHTS, load_drafter
 from specgraft.evaluate import metrics, predicted
 from specgraft.evaluate.examples import examples
@@ -84,13 +84,14 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequ
         sampled = conversations[: part.sampled_prompts]
         confident = decoded(both, sampled, config, 1.0)
         result["t1"] = accept_table(both, sampled, confident, 1.0)
-    result["confidence"] = {
-        "temperature": 1.0 if part.sampled_prompts else 0.0,
-        **metrics.confidence_table(
-            [verdict for request in confident for verdict in request.rounds],
-            [row for request in confident for row in request.confidence],
-        ),
-    }
+    if both.drafter.confidence_head is not None:
+        result["confidence"] = {
+            "temperature": 1.0 if part.sampled_prompts else 0.0,
+            **metrics.confidence_table(
+                [verdict for request in confident for verdict in request.rounds],
+                [row for request in confident for row in request.confidence],
+            ),
+        }
     result["examples"] = examples(both.target.tokenizer, greedy, requests, part.examples)
     if part.speed_prompts:
         result["speed"] = speed(config, drafter_folder, conversations[: part.speed_prompts], both)

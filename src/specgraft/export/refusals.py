@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from specgraft.drafters.config import DrafterConfig
+from specgraft.drafters.config import FULL, DrafterConfig
 from specgraft.export.facts import TargetFacts
 
 
 def refuse(config: DrafterConfig, dtype: str, to: str, facts: TargetFacts) -> None:
     """Raises ValueError for the first thing in which this drafter, as `to`, breaks the contract."""
+    if config.kind != "dspark":
+        raise ValueError(f"drafters.kind={config.kind!r}: only dspark is exported so far; train that, or keep the checkpoint")
+    if not config.confidence:
+        raise ValueError("drafters.confidence=false: the exported layout has the head; train with drafters.confidence=true")
+    if config.block_causal or set(config.layer_types) != {FULL}:
+        raise ValueError("drafters.block_causal and sliding layers are not exported so far; train with full attention, not causal")
     _refuse_taps(config, to)
     _refuse_vocabulary(config, facts)
     if config.markov_head != "vanilla":

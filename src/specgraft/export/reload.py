@@ -11,14 +11,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from specgraft.drafters.config import DrafterConfig
-from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.store import build
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.registry import build
 from specgraft.export.contract import WEIGHTS, config_json, expected_tensors
 
 REMEDY = "run export again"
 
 
-def load_export(folder: Path) -> DSpark:
+def load_export(folder: Path) -> Drafter:
     """The drafter in float32, ready to run. Raises ValueError naming the key or tensor that is missing, extra or wrong."""
     config, dtype = read_config(folder)
     tensors = read_tensors(folder, config, dtype)
@@ -70,6 +70,7 @@ def drafter_config(data: dict[str, Any]) -> DrafterConfig:
         mask_token_id=data["mask_token_id"],
         markov_rank=data["markov_rank"],
         markov_head=data["markov_head_type"],
+        confidence=data["enable_confidence_head"],
         confidence_with_markov=data["confidence_head_with_markov"],
     )
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from specgraft import __version__
 from specgraft.config import RunConfig
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.store import WEIGHTS as CHECKPOINT_WEIGHTS
 from specgraft.drafters.store import load_drafter
 from specgraft.export.card import model_card
@@ -56,7 +56,7 @@ def export(config: RunConfig, run: RunDir, checkpoint: Path) -> Path:
     return run.export
 
 
-def contract_tensors(drafter: DSpark, dtype: str) -> dict[str, torch.Tensor]:
+def contract_tensors(drafter: Drafter, dtype: str) -> dict[str, torch.Tensor]:
     """The drafter's weights under the contract's names. Raises ValueError naming a tensor that does not fit."""
     kind = getattr(torch, dtype)
     tensors = {name: tensor.detach().to("cpu", kind).contiguous() for name, tensor in drafter.state_dict().items()}

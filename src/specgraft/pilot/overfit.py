@@ -6,17 +6,18 @@ It shares nothing with the loss: a label, mask or position that is off by one le
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
 from specgraft.capture.forward import capture_batch
 from specgraft.check.overfit import whole_rounds
-from specgraft.config import RunConfig
+from specgraft.config import DistillSection, RunConfig
 from specgraft.decode.loop import Request as DraftedRequest
 from specgraft.decode.loop import decode
 from specgraft.decode.pair import pair
-from specgraft.distill.offpolicy import dspark_loss
-from specgraft.drafters.propose import at_precision
+from specgraft.distill.objective import objective
+from specgraft.drafters.precision import at_precision
 from specgraft.drafters.shared import Shared
 from specgraft.log import progress
 from specgraft.records import Conversation
@@ -63,7 +64,8 @@ def overfit(config: RunConfig, taps: list[int], conversations: list[Conversation
         update={"steps": config.check.overfit_steps, "warmup": 0.1, "min_lr_ratio": 0.1, "lr": 1e-3, "optimizer": "adamw"}
     )
     # cross-entropy alone: the answer's own tokens, as fast as possible
-    options = config.distill.model_copy(update={"ce": 1.0, "l1": 0.0, "kl": 0.0, "slot_sampling": False, "decay": 100.0})
+    preset: Any = "dflash2" if config.drafters.kind == "dflash2" else "dflash"
+    options = DistillSection(preset=preset, decay=100.0, chunk_rows=config.distill.chunk_rows)
     drafter = new_drafter(config, target, taps, conversations)
     shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
@@ -74,8 +76,8 @@ def overfit(config: RunConfig, taps: list[int], conversations: list[Conversation
         for step in range(part.steps):
             generator = step_generator(config.run.seed, step, "anchors")
             batch = collate(features, 64, size, part.max_length, generator, target.device)
-            outcome = dspark_loss(drafter, shared, batch, options, compute)
-            (outcome.numerator / outcome.denominator).backward()
+            outcome = objective(drafter, shared, batch, options, compute)
+            outcome.loss.backward()
             optimizer.step(step)
             ce = float(outcome.sums["ce"].sum() / outcome.sums["count"].sum())
             bar.at(step + 1, f"cross-entropy {ce:.3f}")

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from specgraft.config import DistillSection
 from specgraft.report import pictures
 from specgraft.report.blocks import Block, Code, Paragraph, Picture, Section, Table
 from specgraft.report.read import Found, at, is_number, numbers
@@ -70,6 +71,16 @@ def what_was_run(run: Found) -> Section:
     else:
         blocks.append(Paragraph("No times of stages are recorded yet."))
     return Section("run", "What was run", blocks)
+
+
+def _objective(distill: Any, drafter: Any) -> str:
+    """The weights that counted, preset included."""
+    try:
+        part = DistillSection.model_validate(distill)
+    except ValueError:  # a run of another version
+        return ", ".join(f"{key} {plain(value)}" for key, value in distill.items())
+    found = part.weights(str(at(drafter, "kind")))
+    return ", ".join(f"{name} {plain(value)}" for name, value in found.items()) + f", decay {plain(part.decay)}"
 
 
 def _models(run: Found) -> list[tuple[str, str]]:
@@ -140,8 +151,7 @@ def _settings(run: Found) -> list[tuple[str, str]]:
         rows.append(("training", f"{steps}, {plain(at(train, 'anchors'))} anchors each, {plain(at(train, 'compute'))}"))
         rows.append(("learning rate", f"{plain(at(train, 'lr'))}, warm-up {plain(at(train, 'warmup'))} of the steps"))
     if distill:
-        weights = ", ".join(f"{key} {plain(at(distill, key))}" for key in ("ce", "l1", "kl", "confidence", "decay"))
-        rows.append(("objective", weights))
+        rows.append(("objective", _objective(distill, at(run.config, "drafters"))))
     measured = at(run.evaluation, "settings")
     if isinstance(measured, dict):
         # the stored section and the digest tie the numbers to their input; a reader has them in the config below

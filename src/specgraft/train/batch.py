@@ -11,7 +11,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from specgraft.distill.anchors import draw_anchors
-from specgraft.distill.offpolicy import Batch
+from specgraft.distill.batch import Batch
+from specgraft.drafters.drafter import Texts
 from specgraft.records import Features
 from specgraft.stream.shards import ShardReader
 
@@ -43,10 +44,10 @@ def collate(
     loss_mask = pad_sequence([row.loss_mask[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
     taps = pad_sequence([row.taps[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
     last = pad_sequence([row.last[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
-    lengths = torch.tensor([min(len(row.input_ids), max_length) for row in rows])
     drawn = draw_anchors(loss_mask, anchors, draft_tokens, generator)
     moved = type(drawn)(drawn.position.to(device), drawn.keep.to(device), drawn.mask.to(device))
-    return Batch(ids.to(device), lengths.to(device), taps.to(device), last.to(device), moved)
+    texts = Texts(ids.to(device), taps.to(device), torch.zeros_like(ids).to(device))
+    return Batch(texts, last.to(device), moved)
 
 
 def step_batches(

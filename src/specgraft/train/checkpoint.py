@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specgraft import __version__
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.store import WEIGHTS, load_drafter, save_drafter
 from specgraft.targets.load import digest
 from specgraft.train.optimizer import Optimizer
@@ -65,7 +65,7 @@ def latest(root: Path) -> Path:
 
 
 def save(
-    root: Path, step: int, drafter: DSpark, optimizer: Optimizer, settings: dict[str, Any], keep: int
+    root: Path, step: int, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any], keep: int
 ) -> Path:
     """Writes step-NNNNNN beside the others and deletes all but the `keep` newest.
 
@@ -107,7 +107,7 @@ def verify(folder: Path) -> Path:
     return folder
 
 
-def restore(folder: Path, drafter: DSpark, optimizer: Optimizer, settings: dict[str, Any]) -> int:
+def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any]) -> int:
     """Loads weights and optimiser in place and returns the step to go on from.
 
     Raises ValueError naming the setting when the checkpoint was made with others.

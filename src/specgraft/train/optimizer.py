@@ -7,7 +7,7 @@ import math
 import torch
 
 from specgraft.config import TrainSection
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
@@ -24,7 +24,7 @@ def learning_rate(step: int, part: TrainSection) -> float:
 class Optimizer:
     """Steps, schedules and stores. `muon` takes the matrices of the trunk; heads, codebooks, norms and biases never."""
 
-    def __init__(self, drafter: DSpark, part: TrainSection) -> None:
+    def __init__(self, drafter: Drafter, part: TrainSection) -> None:
         self.drafter, self.part = drafter, part
         named = list(drafter.named_parameters())
         matrices = [p for name, p in named if part.optimizer == "muon" and p.dim() == 2 and name.startswith(("layers.", "fc."))]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from specgraft.config import RunConfig
+from specgraft.config import DraftersSection, RunConfig
 from specgraft.drafters.config import DrafterConfig
-from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.store import build
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.registry import build
 from specgraft.drafters.warm import copy_layers, start_fc, start_markov
 from specgraft.records import Conversation
 from specgraft.targets.model import Target
@@ -38,6 +39,7 @@ def drafter_config(config: RunConfig, target: Target, taps: list[int]) -> Drafte
     kv_heads = part.kv_heads or shape.num_key_value_heads
     if heads % kv_heads:
         raise ValueError(f"drafters.heads={heads} is no multiple of drafters.kv_heads={kv_heads}")
+    types = part.layer_types if isinstance(part.layer_types, list) else [f"{part.layer_types}_attention"] * part.layers
     rope = getattr(shape, "rope_parameters", None) or {}
     return DrafterConfig(
         kind=part.kind,
@@ -55,11 +57,23 @@ def drafter_config(config: RunConfig, target: Target, taps: list[int]) -> Drafte
         taps=tuple(taps),
         target_layers=target.num_layers,
         mask_token_id=mask_token(config, target),
-        markov_rank=part.markov_rank,
-        markov_head=part.markov_head,
-        confidence_with_markov=part.confidence_with_markov,
-        confidence_detach=part.confidence_detach,
+        layer_types=tuple(types),
+        sliding_window=part.sliding_window if "sliding_attention" in types else 0,
+        block_causal=part.block_causal,
+        options=part.options,
+        **kind_fields(part),
     )
+
+
+def kind_fields(part: DraftersSection) -> dict[str, Any]:
+    """The fields that one kind has and the others leave at nothing."""
+    if part.kind == "dspark":
+        names = ["markov_rank", "markov_head", "confidence", "confidence_with_markov", "confidence_detach"]
+    elif part.kind == "dflash2":
+        names = ["conv_group", "selector_rank", "selector_top_k"]
+    else:
+        names = []
+    return {name: getattr(part, name) for name in names}
 
 
 def spread_layers(layers: int, count: int) -> list[int]:
@@ -71,7 +85,7 @@ def spread_layers(layers: int, count: int) -> list[int]:
 
 def new_drafter(
     config: RunConfig, target: Target, taps: list[int], conversations: Iterable[Conversation] = ()
-) -> DSpark:
+) -> Drafter:
     """A drafter with the starting values that the run file asks for; the same seed gives the same values."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)

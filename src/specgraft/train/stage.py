@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from specgraft.config import RunConfig
-from specgraft.distill.offpolicy import Outcome, dspark_loss
+from specgraft.distill.objective import Outcome, objective
 from specgraft.distill.statistics import slot_statistics
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
 from specgraft.log import Bar, Metrics, progress, say
 from specgraft.records import Conversation, ids_digest
@@ -64,8 +64,8 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
         for step, batch in enumerate(stream, first):
             began = time.monotonic()
             slots = step_generator(config.run.seed, step, "slots")
-            outcome = dspark_loss(drafter, shared, batch, config.distill, getattr(torch, part.compute), slots)
-            (outcome.numerator / (outcome.denominator + 1e-6)).backward()
+            outcome = objective(drafter, shared, batch, config.distill, getattr(torch, part.compute), slots)
+            outcome.loss.backward()
             norm = optimizer.step(step)
             row = summary(outcome)
             if not math.isfinite(row["loss"]) or not math.isfinite(norm):
@@ -92,21 +92,22 @@ def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversatio
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Means of a step for the metrics file: loss, and ce, l1, confidence, alpha per supervised slot."""
-    row: dict[str, Any] = {"loss": float(outcome.numerator.detach() / (outcome.denominator + 1e-6))}
+    """Means of a step for the metrics file: the loss, every loss that was computed, alpha and hit per supervised slot."""
+    row: dict[str, Any] = {"loss": float(outcome.loss.detach())}
     sums = outcome.sums
-    if sums:
-        count = sums["count"].clamp(min=1)
-        row["alpha"] = (sums["alpha"] / count).tolist()
-        row["hit"] = (sums["hit"] / count).tolist()
-        total = float(sums["count"].sum())
-        row |= {name: float(sums[key].sum()) / total for name, key in (("ce", "ce"), ("l1", "l1"), ("kl", "kl"), ("confidence", "bce"))}
-        row["slots"] = int(total)
+    total = float(sums["count"].sum())
+    count = sums["count"].clamp(min=1)
+    for name, values in sums.items():
+        if name in ("alpha", "hit"):
+            row[name] = (values / count).tolist()
+        elif name != "count" and total:
+            row["confidence" if name == "bce" else name] = float(values.sum()) / total
+    row["slots"] = int(total)
     return row
 
 
 def report_validation(
-    config: RunConfig, drafter: DSpark, shared: Shared, reader: ShardReader, metrics: Metrics, step: int, bar: Bar
+    config: RunConfig, drafter: Drafter, shared: Shared, reader: ShardReader, metrics: Metrics, step: int, bar: Bar
 ) -> None:
     """Adds a `validate` row: survival of greedy hits on held-out answers (greedy text), anchors drawn uniformly."""
     part = config.train

@@ -1,0 +1,181 @@
+"""The off-policy objective of one batch: any mix of pointwise losses, D-PACE, E2E-TV, selector and confidence losses.
+
+Every part is a numerator over a denominator, both summed over all ranks (algorithms.md 3.1); parts whose denominators
+differ are divided one by one. Denominators hold no graph, so they are summed first and the head products run once.
+Legend: B rows, T tokens, N anchors, G draft tokens, D hidden size, R supervised slots, U source positions, r Markov rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn import functional as F
+
+from specgraft.config import DistillSection
+from specgraft.distill.batch import Batch, Slots, supervised
+from specgraft.distill.ranks import total, world
+from specgraft.distill.weights import decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.shared import Shared
+from specgraft.ops.vocab_loss.chunked import weighted_losses
+from specgraft.ops.vocab_loss.naive import POINTWISE, Rows, SlotLosses
+
+LEAST = 1e-6  # keeps an empty denominator from dividing by zero (DeepSpec)
+READS_TARGET = {*POINTWISE, "e2e_tv"} - {"ce"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step gives. Filled by `objective`."""
+
+    loss: torch.Tensor  # scalar with graph: sum over parts of numerator / denominator of all ranks, times the ranks
+    numerators: dict[str, torch.Tensor]  # per part, this rank's, no graph
+    denominators: dict[str, torch.Tensor]  # per part, of all ranks
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)  # [G] sums over this rank's slots of ce, alpha, .., and their `count`
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Supervised slots of a batch as the vocabulary losses want them. Filled by `slot_inputs`."""
+
+    slots: Slots
+    rows: Rows
+    embedded: torch.Tensor | None  # [R, r] Markov embedding of the token before each slot
+    markov: torch.Tensor | None  # [V, r] W2
+
+
+def forward(drafter: Drafter, shared: Shared, batch: Batch, compute: torch.dtype) -> torch.Tensor:
+    """h [B,N,G,D] of every block; products in `compute`."""
+    half = compute not in (torch.float32, torch.float64)
+    with torch.autocast(batch.last.device.type, dtype=compute, enabled=half):
+        return drafter(shared, batch.texts, batch.anchors.position)
+
+
+def slot_inputs(drafter: Drafter, shared: Shared, batch: Batch, hidden: torch.Tensor, slots: Slots, target: bool = True) -> Inputs:
+    """Gathers the rows of `slots` from hidden [B,N,G,D]; `target` False where no loss reads the target's law."""
+    ids, head = batch.texts.input_ids, drafter.markov_head
+    at_slot = (slots.row, slots.block, slots.slot)
+    final = None
+    if target:
+        with torch.no_grad():
+            final = shared.final_norm(batch.last.flatten(0, 1)[slots.places])  # state of x_{a+j-1} gives p_j
+    if head is None:
+        return Inputs(slots, Rows(hidden[at_slot], slots.label, final, slots.source, None, None), None, None)
+    if head.reads_token_only:
+        latent, row = head.embed(ids.flatten()[slots.places]), slots.source
+        embedded = latent[slots.source] if drafter.confidence_head is not None else None
+    else:
+        step = torch.arange(hidden.shape[2], device=ids.device)
+        before = (batch.anchors.position[..., None] + step).clamp(max=ids.shape[1] - 1)
+        every = head.embed(ids.gather(1, before.flatten(1)).view_as(before))
+        latent, row = head.latents(hidden, every)[at_slot], None
+        embedded = every[at_slot]
+    return Inputs(slots, Rows(hidden[at_slot], slots.label, final, slots.source, latent, row), embedded, head.markov_w2.weight)
+
+
+def objective(
+    drafter: Drafter,
+    shared: Shared,
+    batch: Batch,
+    options: DistillSection,
+    compute: torch.dtype = torch.float32,
+    generator: torch.Generator | None = None,
+) -> Outcome:
+    """The loss of one batch. `compute` is the dtype of matrix products; sums and losses are float32 at least.
+
+    `options.slot_sampling` keeps slot j with probability w_j and weight 1 (an unbiased estimate of both sums, which
+    computes head rows for about half of the slots at decay 4, G 7).
+    """
+    mix = options.weights(drafter.config.kind)
+    hidden = forward(drafter, shared, batch, compute)
+    mask, decay = batch.anchors.mask, decay_weights(drafter.config.draft_tokens, options.decay).to(hidden.device)
+    if options.slot_sampling:
+        drawn = torch.rand(mask.shape, generator=generator).to(mask.device)
+        mask, decay = mask & (drawn < decay), torch.ones_like(decay)
+    slots = supervised(batch, mask)
+    confident = drafter.confidence_head is not None and "confidence" in mix
+    inputs = slot_inputs(drafter, shared, batch, hidden, slots, confident or bool(set(mix) & READS_TARGET))
+    weight = decay[slots.slot]
+    parts = slot_parts(mix, weight) | block_parts(mix, options, shared, inputs, mask, compute)
+    denominators = dict(zip(parts, total(torch.stack([part.denominator for part in parts.values()])), strict=True))
+    weights: dict[str, torch.Tensor] = {}
+    for name, part in parts.items():
+        for loss, value in part.weights.items():
+            weights[loss] = weights.get(loss, 0.0) + value / (denominators[name] + LEAST)
+    wanted = {"alpha", "hit"} if inputs.rows.target_hidden is not None else set()
+    value, losses, _ = weighted_losses(
+        inputs.rows, shared.head, inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows, compute=compute
+    )
+    numerators = {name: part.numerator(losses) for name, part in parts.items()}
+    sums = slot_sums(losses, slots.slot, len(decay))
+    if confident:
+        assert drafter.confidence_head is not None and losses.alpha is not None
+        logit = drafter.confidence_head(inputs.rows.hidden, inputs.embedded)
+        bce = F.binary_cross_entropy_with_logits(logit, losses.alpha.clamp(0, 1).to(logit.dtype), reduction="none")
+        value = value + mix["confidence"] * (weight * bce).sum() / (denominators["slots"] + LEAST)
+        numerators["confidence"] = mix["confidence"] * (weight * bce.detach()).sum()
+        denominators["confidence"] = denominators["slots"]
+        sums["bce"] = by_slot(bce.detach(), slots.slot, len(decay))
+    if not len(slots):  # a rank without slots still takes part in the reduction
+        value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
+    true = sum(numerators[name] / (denominators[name] + LEAST) for name in numerators)
+    loss = (value + (true - value).detach()) * world()  # the end-to-end part steps along its gradient, and shows its value
+    return Outcome(loss, numerators, denominators, sums)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Losses that share a denominator. Filled by `slot_parts` and `block_parts`."""
+
+    weights: dict[str, torch.Tensor]  # [R] by pointwise loss, objective's weight included
+    denominator: torch.Tensor  # scalar, this rank's
+    value: torch.Tensor | None = None  # numerator where it is not the weighted sum
+
+    def numerator(self, losses: SlotLosses) -> torch.Tensor:
+        if self.value is not None:
+            return self.value
+        return sum(((w * getattr(losses, name)).sum() for name, w in self.weights.items()), torch.zeros_like(self.denominator))
+
+
+def slot_parts(mix: dict[str, float], weight: torch.Tensor) -> dict[str, Part]:
+    """The pointwise losses under fixed slot weights [R]; the part is there even when empty, as confidence shares it."""
+    return {"slots": Part({name: mix[name] * weight for name in POINTWISE if name in mix}, weight.sum())}
+
+
+def block_parts(
+    mix: dict[str, float], options: DistillSection, shared: Shared, inputs: Inputs, mask: torch.Tensor, compute: torch.dtype
+) -> dict[str, Part]:
+    """D-PACE and E2E-TV: a first pass without graph gives every slot its weight."""
+    wanted = {name for name, loss in (("ce", "dpace"), ("alpha", "e2e_tv")) if loss in mix}
+    if not wanted:
+        return {}
+    slots = inputs.slots
+    with torch.no_grad():
+        _, first, _ = weighted_losses(
+            inputs.rows, shared.head, inputs.markov, {}, want=wanted, chunk=options.chunk_rows, compute=compute
+        )
+    parts: dict[str, Part] = {}
+    at_slot = (slots.row, slots.block, slots.slot)
+    if "dpace" in mix:
+        weight = dpace_weights(slots.grid(first.ce, mask), mask, options.dpace_delta)[at_slot]
+        parts["dpace"] = Part({"ce": mix["dpace"] * weight}, weight.sum())
+    if "e2e_tv" in mix:
+        assert first.alpha is not None
+        alpha = slots.grid(first.alpha, mask)
+        value = mix["e2e_tv"] * end_to_end_blocks(alpha, mask).sum()
+        weight = mix["e2e_tv"] * end_to_end_weights(alpha, mask)[at_slot]
+        parts["e2e_tv"] = Part({"tv": weight}, mask.any(-1).sum().to(weight.dtype), value)
+    return parts
+
+
+def by_slot(values: torch.Tensor, slot: torch.Tensor, draft_tokens: int) -> torch.Tensor:
+    """Sums [G] of values [R] at slots [R]."""
+    return torch.zeros(draft_tokens, device=values.device).index_add_(0, slot, values.float())
+
+
+def slot_sums(losses: SlotLosses, slot: torch.Tensor, draft_tokens: int) -> dict[str, torch.Tensor]:
+    """Per-slot sums of what was computed, and how many slots there were."""
+    sums = {name: by_slot(value, slot, draft_tokens) for name, value in losses._asdict().items() if value is not None}
+    sums["count"] = by_slot(torch.ones_like(losses.ce), slot, draft_tokens)
+    return sums
