@@ -20,7 +20,8 @@ def at_precision(drafter: Drafter, dtype: torch.dtype) -> Drafter:
     if drafter.confidence_head is not None:
         exact |= {id(parameter) for parameter in drafter.confidence_head.parameters()}
     for parameter in drafter.parameters():
-        parameter.data = parameter.data.float() if id(parameter) in exact else parameter.data.to(dtype)
+        kind = torch.float32 if id(parameter) in exact else dtype
+        parameter.data = parameter.data.to(kind)
     return drafter
 
 

@@ -1,0 +1,122 @@
+"""Drafters side by side: same target, same features, same objective and steps; accept length of the decode loop on held-out.
+
+    python benchmarks/drafters.py RUN.toml [section.key=value ...] [--kinds dspark,dflash,mtp] [--seeds 0,1,2] [--json PATH]
+
+Answers and features are those of the run file (made when missing); every (kind, seed) is a run folder beside it that
+resumes, and is skipped when done. Prints a Markdown table: mean and spread over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from specgraft.config import RunConfig, load_config, validate
+from specgraft.evaluate import metrics
+from specgraft.evaluate.stage import decoded, held_out, load_pair
+from specgraft.run import Session
+from specgraft.run_dir import RunDir, read_json, write_json
+from specgraft.train.checkpoint import latest
+from specgraft.train.stage import train
+
+
+def variant(config: RunConfig, kind: str, seed: int) -> RunConfig:
+    """The run file with another drafter and seed. `kind` may carry settings of its own: dspark+markov_head=rnn."""
+    kind, *more = kind.split("+")
+    data = config.model_dump(mode="json")
+    data["run"]["seed"] = seed
+    data["drafters"]["kind"] = kind
+    for setting in more:
+        key, _, value = setting.partition("=")
+        data["drafters"][key] = int(value) if value.isdigit() else value
+    if kind != "dspark":
+        data["drafters"]["warm_markov"] = False
+    return validate(data, f"{kind}, seed {seed}")
+
+
+def folder_of(base: Session, kind: str, seed: int) -> RunDir:
+    """A run folder that shares the base run's answers and features."""
+    root = base.run.root / "drafters" / f"{kind}-{seed}"
+    root.mkdir(parents=True, exist_ok=True)
+    for name in ("regen", "features"):
+        if not (root / name).exists():
+            (root / name).symlink_to(getattr(base.run, name).resolve())
+    return RunDir(root)
+
+
+def measure(base: Session, kind: str, seed: int) -> dict[str, Any]:
+    """Trains and decodes one drafter, or reads what an earlier run of this command measured."""
+    config, run = variant(base.config, kind, seed), folder_of(base, kind, seed)
+    result_path = run.root / "accept.json"
+    if result_path.exists():
+        return read_json(result_path)
+    conversations = base.conversations()
+    began = time.process_time()
+    train(config, run, base.target, base.header, conversations)
+    trained = time.process_time() - began
+    folder = latest(run.checkpoints)
+    both = load_pair(config, folder, config.evaluate.dtype)
+    texts = held_out(config, run, [c.prompt_id for c in conversations if c.split == "heldout"])
+    result: dict[str, Any] = {
+        "kind": kind, "seed": seed, "steps": config.train.steps, "processor_seconds": trained,
+        "parameters": sum(p.numel() for p in both.drafter.parameters()),
+    }  # fmt: skip
+    for name, temperature, count in (("t0", 0.0, config.evaluate.prompts), ("t1", 1.0, config.evaluate.sampled_prompts)):
+        requests = decoded(both, texts[:count], config, temperature)
+        rounds = [request.rounds for request in requests]
+        result[name] = {
+            "accept_length": metrics.accept_length(rounds),
+            "accept_length_pooled": metrics.accept_length_pooled(rounds),
+            "survival": metrics.survival([v for mine in rounds for v in mine], both.drafter.config.draft_tokens),
+            "per_request": [metrics.accept_length([mine]) for mine in rounds],
+        }
+    write_json(result_path, result)
+    return result
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values) if len(values) > 1 else 0:.3f}"
+
+
+def table(rows: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown, a line per kind: accept lengths (request mean, pooled), slot survival, size and cost."""
+    lines = [
+        "| drafter | T=0 request mean | pooled | T=1 request mean | pooled | survival of slots 1 2 3 at T=0 | parameters (M) | training, processor s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, found in rows.items():
+        values = [spread([row[t][key] for row in found]) for t in ("t0", "t1") for key in ("accept_length", "accept_length_pooled")]
+        depth = min(3, len(found[0]["t0"]["survival"]))
+        slots = " ".join(f"{statistics.mean(row['t0']['survival'][slot] for row in found):.3f}" for slot in range(depth))
+        cost = statistics.mean(row["processor_seconds"] for row in found)
+        lines.append(f"| {kind} | {' | '.join(values)} | {slots} | {found[0]['parameters'] / 1e6:.1f} | {cost:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--kinds", default="dspark,dflash,mtp")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    base = Session(load_config(args.config, args.overrides))
+    base.regen()
+    base.capture()
+    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.kinds.split(",")}
+    for seed in map(int, args.seeds.split(",")):  # seed by seed: a stopped comparison has whole seeds
+        for kind, found in rows.items():
+            found.append(measure(base, kind, seed))
+            print(f"{kind} seed {seed}: T=0 {found[-1]['t0']['accept_length']:.3f}, T=1 {found[-1]['t1']['accept_length']:.3f}", flush=True)
+    print(table(rows))
+    if args.json:
+        args.json.write_text(json.dumps({"rows": rows, "config": base.config.model_dump(mode="json")}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
