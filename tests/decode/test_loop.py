@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specgraft.decode import loop
 from specgraft.decode.loop import Request, Timing, decode, uniform_count
 from specgraft.decode.pair import pair
-from specgraft.drafters.propose import propose
+from specgraft.drafters.drafter import Texts
 from specgraft.ops.sampling import Law, uniforms
 from specgraft.targets.generate import Request as PlainRequest
 from specgraft.targets.generate import generate
@@ -102,10 +101,11 @@ def test_nothing_committed_is_computed_twice(tiny_target, tiny_drafter, monkeypa
     """Both caches equal ones built from scratch at every round, and the passes see prompt + (G+1) tokens a round only."""
     target = tiny_target(dtype=torch.float64, end=ENDS)
     drafter = tiny_drafter(target)
+    both, draft, encode = pair(target, drafter), drafter.draft, drafter.encode
     seen = {"target": 0, "context": 0, "checked": 0}
     requests = [Request(ids, 10) for ids in prompts()]
 
-    def checked(drafter_, shared, cache, rows, anchors, *rest):
+    def checked(shared, cache, rows, anchors, *rest):
         for row, anchor in zip(rows.tolist(), anchors.tolist(), strict=True):
             length = int(cache.lengths[row])
             owner = [
@@ -116,21 +116,21 @@ def test_nothing_committed_is_computed_twice(tiny_target, tiny_drafter, monkeypa
                     continue
                 text = torch.tensor([(request.ids + request.output)[:length]])
                 taps = target.forward(text, target.cache(1, length), drafter.config.taps).taps
-                whole = drafter.context(taps, torch.arange(length)[None])
+                whole = encode(shared, Texts(text, taps, torch.zeros_like(text)))
                 close = all(
                     torch.allclose(keys[row, :length], key[0], rtol=0, atol=1e-10)
                     for (keys, _), (key, _) in zip(cache.layers, whole, strict=True)
                 )
                 seen["checked"] += close
-        return propose(drafter_, shared, cache, rows, anchors, *rest)
+        return draft(shared, cache, rows, anchors, *rest)
 
-    monkeypatch.setattr(loop, "propose", checked)
-    decode(pair(target, drafter), requests, 3)
+    monkeypatch.setattr(drafter, "draft", checked)
+    decode(both, requests, 3)
     assert seen["checked"] >= sum(len(request.rounds) for request in requests)
 
-    monkeypatch.setattr(loop, "propose", propose)
+    monkeypatch.setattr(drafter, "draft", draft)
     requests = [Request(ids, 10) for ids in prompts()]
-    forward, context = target.forward, drafter.context
+    forward, context = target.forward, drafter.trunk.context
 
     def counting(ids, *args, **kwargs):
         seen["target"] += ids.numel()
@@ -141,8 +141,8 @@ def test_nothing_committed_is_computed_twice(tiny_target, tiny_drafter, monkeypa
         return context(taps, positions)
 
     monkeypatch.setattr(target, "forward", counting)
-    monkeypatch.setattr(drafter, "context", counting_context)
-    decode(pair(target, drafter), requests, 1)
+    monkeypatch.setattr(drafter.trunk, "context", counting_context)
+    decode(both, requests, 1)
     prompt_tokens, rounds = sum(LENGTHS), [v for request in requests for v in request.rounds]
     assert seen["target"] == prompt_tokens + 5 * len(rounds)
     last = [request.rounds[-1] for request in requests if request.rounds]

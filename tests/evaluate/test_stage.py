@@ -11,7 +11,6 @@ from specgraft.config import RunConfig
 from specgraft.decode import loop
 from specgraft.decode.loop import Request
 from specgraft.decode.pair import pair
-from specgraft.drafters.propose import propose
 from specgraft.evaluate import stage
 from specgraft.evaluate.examples import origins, pieces, spread
 from specgraft.evaluate.lossless import compare, first_difference
@@ -86,12 +85,13 @@ def test_a_fault_in_the_loop_is_a_mismatch(ready, tmp_path, monkeypatch):
 
 def test_a_drafter_that_is_fed_wrongly_is_a_disagreement(ready, tmp_path, monkeypatch):
     """Lossless all the same: only the prediction, made as in training, tells that drafts are worse than they could be."""
-    config, run, _ = ready
+    config, run, both = ready
+    draft = both.drafter.draft
 
-    def shifted(drafter, shared, cache, rows, anchor_ids, *rest):
-        return propose(drafter, shared, cache, rows, (anchor_ids + 1) % 64, *rest)
+    def shifted(shared, cache, rows, anchor_ids, *rest):
+        return draft(shared, cache, rows, (anchor_ids + 1) % 64, *rest)
 
-    monkeypatch.setattr(loop, "propose", shifted)
+    monkeypatch.setattr(both.drafter, "draft", shifted)
     t0 = stage.evaluate(config, run, tmp_path / "drafter")["t0"]
     assert t0["lossless"]["mismatches"] == 0
     assert t0["agreement"] > 0.05
