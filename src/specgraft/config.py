@@ -163,10 +163,18 @@ class TrainSection(Section):
     clip: float = Field(1.0, gt=0)
     compute: Dtype = Field("bfloat16", description="products; sums, norms and losses stay float32, master weights too")
     max_length: int = Field(1024, ge=8, description="tokens of one conversation seen by the trainer")
+    packing: Literal["none", "rows"] = Field("none", description="`rows`: conversations of a step share rows of `row_tokens` tokens")
+    row_tokens: int = Field(4096, ge=8, description="tokens of a packed row, at most")
     checkpoint_every: int = Field(50, ge=1)
     keep: int = Field(2, ge=1, description="checkpoints kept, the newest")
     validate_every: int = Field(50, ge=1, description="teacher-forced accept length on held-out")
     validate_rows: int = Field(16, ge=1)
+
+    @model_validator(mode="after")
+    def _rows_hold_conversations(self) -> TrainSection:
+        if self.packing == "rows" and self.row_tokens < self.max_length:
+            raise ValueError(f"train.row_tokens={self.row_tokens} is less than train.max_length={self.max_length}: raise it, or cut shorter")
+        return self
 
 
 class EvaluateSection(Section):

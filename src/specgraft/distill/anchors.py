@@ -1,11 +1,13 @@
-"""Where blocks start, and which of their slots are supervised (algorithms.md 2.2; DeepSpec's rule).
+"""Where blocks start, and which of their slots are supervised (algorithms.md 2.2; DeepSpec's rule, per document).
 
+Documents of a row lie back to back; `starts` says where the document of each token starts.
 Legend: B rows, T tokens, N anchors a row, G draft tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -14,38 +16,69 @@ import torch
 class Anchors:
     """Anchors of one step. Filled by `draw_anchors`."""
 
-    position: torch.Tensor  # [B, N] a, ascending; 0 where not kept
+    position: torch.Tensor  # [B, N] a, index in the row, ascending; 0 where not kept
     keep: torch.Tensor  # [B, N] bool
     mask: torch.Tensor  # [B, N, G] bool: slot j-1 (label at a+j) is supervised
 
+    def to(self, device: torch.device) -> Anchors:
+        return Anchors(self.position.to(device), self.keep.to(device), self.mask.to(device))
 
-def legal_anchors(loss_mask: torch.Tensor) -> torch.Tensor:
-    """[B,T] bool: token a and the token behind it are both supervised, as decoding never drafts inside a prompt."""
+
+def legal_anchors(loss_mask: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """[B,T] bool: token a and the next one of its document are both supervised, as decoding never drafts inside a prompt."""
     legal = torch.zeros_like(loss_mask)
-    legal[:, :-1] = loss_mask[:, :-1] & loss_mask[:, 1:]
+    legal[:, :-1] = loss_mask[:, :-1] & loss_mask[:, 1:] & (starts[:, :-1] == starts[:, 1:])
     return legal
 
 
-def slot_mask(loss_mask: torch.Tensor, position: torch.Tensor, keep: torch.Tensor, draft_tokens: int) -> torch.Tensor:
-    """[B,N,G] bool: the supervised prefix of every block, read at the label's position a+j."""
+def slot_mask(
+    loss_mask: torch.Tensor, starts: torch.Tensor, position: torch.Tensor, keep: torch.Tensor, draft_tokens: int
+) -> torch.Tensor:
+    """[B,N,G] bool: the supervised prefix of every block inside its document, read at the label's position a+j."""
     length = loss_mask.shape[1]
     label = position[..., None] + torch.arange(1, draft_tokens + 1, device=position.device)
-    inside = label < length
-    at_label = loss_mask.gather(1, label.clamp(max=length - 1).flatten(1)).view_as(label)
-    return (keep[..., None] & inside & at_label).long().cumprod(-1).bool()
+    at = label.clamp(max=length - 1).flatten(1)
+    supervised = loss_mask.gather(1, at).view_as(label) & (label < length)
+    same = starts.gather(1, at).view_as(label) == starts.gather(1, position)[..., None]
+    return (keep[..., None] & supervised & same).long().cumprod(-1).bool()
 
 
-def draw_anchors(loss_mask: torch.Tensor, count: int, draft_tokens: int, generator: torch.Generator) -> Anchors:
-    """At most `count` legal anchors per row, uniformly without replacement, ascending.
+def choose_anchors(
+    rank: torch.Tensor,
+    loss_mask: torch.Tensor,
+    starts: torch.Tensor,
+    count: int,
+    draft_tokens: int,
+    quota: Literal["document", "row"] = "document",
+) -> Anchors:
+    """The `count` legal anchors of highest rank [B,T] (in [0,1)) of every document, or of every row; ascending.
 
-    loss_mask [B,T] bool on the CPU; rows with fewer legal anchors are padded with position 0 and keep False.
+    A document's anchors hang on its own ranks and mask alone: not on its place, nor on what shares its row.
     """
-    legal = legal_anchors(loss_mask)
-    rank = torch.rand(legal.shape, generator=generator).masked_fill(~legal, -1.0)
-    count = min(count, legal.shape[1])
-    best = rank.topk(count, dim=1)
-    position = best.indices.masked_fill(best.values < 0, legal.shape[1])  # behind all real ones when sorted
-    position = position.sort(dim=1).values
-    keep = position < legal.shape[1]
+    length = loss_mask.shape[1]
+    token = torch.arange(length, device=starts.device)
+    group = starts if quota == "document" else torch.zeros_like(starts)
+    legal = legal_anchors(loss_mask, starts)
+    order = rank.masked_fill(~legal, -1.0).argsort(1, descending=True, stable=True)
+    order = order.gather(1, group.gather(1, order).argsort(1, stable=True))  # groups where they were, best first in each
+    chosen = torch.zeros_like(legal).scatter(1, order, legal.gather(1, order) & (token - group < count))
+    width = max(min(count, length), int(chosen.sum(1).max()))
+    position = torch.where(chosen, token, length).sort(1).values[:, :width]
+    keep = position < length
     position = position.masked_fill(~keep, 0)
-    return Anchors(position, keep, slot_mask(loss_mask, position, keep, draft_tokens))
+    return Anchors(position, keep, slot_mask(loss_mask, starts, position, keep, draft_tokens))
+
+
+def draw_anchors(
+    loss_mask: torch.Tensor,
+    starts: torch.Tensor,
+    count: int,
+    draft_tokens: int,
+    generator: torch.Generator,
+    quota: Literal["document", "row"] = "document",
+) -> Anchors:
+    """At most `count` legal anchors of every document (or row), uniformly without replacement; padded by 0, keep False.
+
+    loss_mask [B,T] bool and starts [B,T] on the CPU. A quota of the row starves short documents beside long ones.
+    """
+    return choose_anchors(torch.rand(loss_mask.shape, generator=generator), loss_mask, starts, count, draft_tokens, quota)

@@ -1,4 +1,4 @@
-"""Which conversations make step n, and how they become one padded batch. A step depends on the seed and n alone.
+"""Which conversations make step n, and how they become one batch. A step depends on the seed and n alone.
 
 Legend: B rows, T tokens.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from specgraft.distill.anchors import draw_anchors
+from specgraft.distill.anchors import choose_anchors
 from specgraft.distill.batch import Batch
 from specgraft.drafters.drafter import Texts
 from specgraft.records import Features
 from specgraft.stream.shards import ShardReader
+from specgraft.train.packing import pack
 
 
 def step_generator(seed: int, step: int, what: str) -> torch.Generator:
@@ -36,25 +36,38 @@ def step_rows(count: int, rows: int, seed: int, step: int) -> list[int]:
 
 
 def collate(
-    rows: Sequence[Features], anchors: int, draft_tokens: int, max_length: int, generator: torch.Generator, device: torch.device
+    rows: Sequence[Features],
+    anchors: int,
+    draft_tokens: int,
+    max_length: int,
+    generator: torch.Generator,
+    device: torch.device,
+    row_tokens: int = 0,
 ) -> Batch:
-    """Pads rows on the right and draws their anchors. Rows are cut at `max_length` tokens."""
-    cut = [slice(0, max_length)] * len(rows)
-    ids = pad_sequence([row.input_ids[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
-    loss_mask = pad_sequence([row.loss_mask[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
-    taps = pad_sequence([row.taps[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
-    last = pad_sequence([row.last[c] for row, c in zip(rows, cut, strict=True)], batch_first=True)
-    drawn = draw_anchors(loss_mask, anchors, draft_tokens, generator)
-    moved = type(drawn)(drawn.position.to(device), drawn.keep.to(device), drawn.mask.to(device))
-    texts = Texts(ids.to(device), taps.to(device), torch.zeros_like(ids).to(device))
-    return Batch(texts, last.to(device), moved)
+    """One batch of conversations cut at `max_length` tokens, with their anchors.
+
+    `row_tokens` > 0 packs them into rows of that many tokens: the anchors stay those that each has in a row of its own.
+    A conversation without a legal anchor is left out (unless none has one: then the first stays, with no slot).
+    """
+    ids, masks, taps, last = (
+        [getattr(row, name)[:max_length] for row in rows] for name in ("input_ids", "loss_mask", "taps", "last")
+    )
+    lengths = [len(row) for row in ids]
+    rank = torch.rand((len(rows), max(lengths)), generator=generator)  # drawn by conversation, before they are laid out
+    barren = frozenset(index for index, mask in enumerate(masks) if not (mask[:-1] & mask[1:]).any())
+    layout = pack(lengths, row_tokens, barren if len(barren) < len(rows) else barren - {0})
+    starts = layout.starts()
+    ranks = layout.fill([row[:length] for row, length in zip(rank, lengths, strict=True)])
+    drawn = choose_anchors(ranks, layout.fill(masks), starts, anchors, draft_tokens)
+    texts = Texts(layout.fill(ids).to(device), layout.fill(taps).to(device), starts.to(device))
+    return Batch(texts, layout.fill(last).to(device), drawn.to(device))
 
 
 def step_batches(
     reader: ShardReader, rows: int, anchors: int, draft_tokens: int, max_length: int, seed: int, first: int, stop: int,
-    device: torch.device,
+    device: torch.device, row_tokens: int = 0,
 ) -> Iterator[Batch]:  # fmt: skip
     """Batches of steps `first` .. `stop`-1."""
     for step in range(first, stop):
         chosen = [reader[index] for index in step_rows(len(reader), rows, seed, step)]
-        yield collate(chosen, anchors, draft_tokens, max_length, step_generator(seed, step, "anchors"), device)
+        yield collate(chosen, anchors, draft_tokens, max_length, step_generator(seed, step, "anchors"), device, row_tokens)
