@@ -59,8 +59,8 @@ def choose_anchors(
     token = torch.arange(length, device=starts.device)
     group = starts if quota == "document" else torch.zeros_like(starts)
     legal = legal_anchors(loss_mask, starts)
-    order = rank.masked_fill(~legal, -1.0).argsort(1, descending=True, stable=True)
-    order = order.gather(1, group.gather(1, order).argsort(1, stable=True))  # groups where they were, best first in each
+    order = rank.masked_fill(~legal, -1.0).argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))  # groups where they were, best first in each
     chosen = torch.zeros_like(legal).scatter(1, order, legal.gather(1, order) & (token - group < count))
     width = max(min(count, length), int(chosen.sum(1).max()))
     position = torch.where(chosen, token, length).sort(1).values[:, :width]
