@@ -19,8 +19,9 @@ from specgraft.config import DistillSection
 from specgraft.decode import loop
 from specgraft.decode.pair import pair
 from specgraft.distill.anchors import draw_anchors
-from specgraft.distill.offpolicy import Batch, dspark_loss
-from specgraft.drafters.propose import propose
+from specgraft.distill.batch import Batch
+from specgraft.distill.objective import objective
+from specgraft.drafters.drafter import Texts
 from specgraft.drafters.shared import Shared
 from specgraft.evaluate import metrics, predicted
 from specgraft.records import Conversation, ids_digest
@@ -261,36 +262,21 @@ def test_other_distribution_faults(clean):
 # --- overfit and agreement: block positions off by one
 
 
-class Shifted:
-    """A drafter whose blocks sit one position too far, everything else as it is."""
-
-    def __init__(self, drafter) -> None:
-        self.drafter = drafter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
-
-    def block(self, states, mask_state, anchors, context, visible):
-        return self.drafter.block(states, mask_state, anchors + 1, context, visible)
-
-
 def train_on_one(target, drafter, row, steps=200):
     """Trains on every anchor of one greedy answer, as `train` does."""
     features = capture_batch(target, [row], drafter.config.taps)[0]
     mask = features.loss_mask[None]
-    anchors = draw_anchors(mask, mask.shape[1], drafter.config.draft_tokens, torch.Generator().manual_seed(0))
-    batch = Batch(
-        features.input_ids[None], torch.tensor([len(features.input_ids)]), features.taps.clone()[None],
-        features.last.clone()[None], anchors,
-    )  # fmt: skip
+    ids = features.input_ids[None]
+    starts = torch.zeros_like(ids)
+    anchors = draw_anchors(mask, starts, mask.shape[1], drafter.config.draft_tokens, torch.Generator().manual_seed(0))
+    batch = Batch(Texts(ids, features.taps.clone()[None], starts), features.last.clone()[None], anchors)
     drafter.requires_grad_(True)
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3, betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     shared = Shared.of(target, drafter.config.mask_token_id)
     for _ in range(steps):
         optimizer.zero_grad()
-        outcome = dspark_loss(drafter, shared, batch, DistillSection(chunk_rows=512))
-        (outcome.numerator / outcome.denominator).backward()
+        objective(drafter, shared, batch, DistillSection(chunk_rows=512)).loss.backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -327,12 +313,17 @@ def test_clean_overfit_and_agreement_pass(overfitted):
 
 
 def test_block_positions_off_by_one(overfitted, monkeypatch):
+    """Blocks sit one position too far while decoding, everything else as it is."""
     both, row = overfitted
+    trunk, draft = both.drafter.trunk, both.drafter.draft
+    run = trunk.run
 
-    def shifted(drafter, *rest):
-        return propose(Shifted(drafter), *rest)
+    def shifted(*args):
+        with monkeypatch.context() as patch:
+            patch.setattr(trunk, "run", lambda x, positions, *rest: run(x, positions + 1, *rest))
+            return draft(*args)
 
-    monkeypatch.setattr(loop, "propose", shifted)
+    monkeypatch.setattr(both.drafter, "draft", shifted)
     request = decoded(both, row)
     caught(overfit(whole_rounds(request.rounds), 4), "overfit", "of 5 is needed")
     caught(agreed(both, request), "agreement", "predicted accept length", "apart, at most 5%")

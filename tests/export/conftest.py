@@ -12,18 +12,19 @@ import torch
 
 from specgraft.config import RunConfig, validate
 from specgraft.drafters.config import DrafterConfig
-from specgraft.drafters.dspark import DSpark
-from specgraft.drafters.store import build, save_drafter
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.registry import build
+from specgraft.drafters.store import save_drafter
 from specgraft.run_dir import RunDir, write_json
 
 SHAPE: dict[str, Any] = {
     "kind": "dspark", "draft_tokens": 5, "layers": 2, "hidden_size": 64, "vocab_size": 272, "heads": 4, "kv_heads": 2,
     "head_dim": 32, "intermediate": 96, "eps": 1e-6, "rope_theta": 1e6, "max_positions": 4096, "taps": (1, 3, 5),
-    "target_layers": 8, "mask_token_id": 265, "markov_rank": 16,
+    "target_layers": 8, "mask_token_id": 265, "markov_rank": 16, "confidence": True,
 }  # fmt: skip
 
 
-def drafter_of(**changes: Any) -> DSpark:
+def drafter_of(**changes: Any) -> Drafter:
     """Random weights in which faults show: deviation 0.15, norms 1 +- 0.3."""
     torch.manual_seed(3)
     drafter = build(DrafterConfig(**{**SHAPE, **changes}))
@@ -43,7 +44,7 @@ def shape() -> dict[str, Any]:
 class Made:
     """A run folder, its config, the drafter and its checkpoint."""
 
-    def __init__(self, root: Path, drafter: DSpark, config: RunConfig) -> None:
+    def __init__(self, root: Path, drafter: Drafter, config: RunConfig) -> None:
         self.run, self.drafter, self.config = RunDir(root / "run").create(), drafter, config
         self.checkpoint = self.run.checkpoints / "step-000120"
         self.checkpoint.mkdir(parents=True)

@@ -15,6 +15,8 @@ from transformers import AutoConfig, Qwen3Config
 from specgraft.check.export import export as export_gate
 from specgraft.check.export import outputs
 from specgraft.drafters.config import DrafterConfig
+from specgraft.drafters.drafter import Texts
+from specgraft.drafters.shared import Shared
 from specgraft.export.contract import config_json, expected_tensors
 from specgraft.export.facts import TargetFacts
 from specgraft.export.folder import FILES
@@ -135,19 +137,17 @@ def test_forward_is_the_contracts(made, changes):
     c = drafter.config
     generator = torch.Generator().manual_seed(1)
     taps = torch.randn(1, 20, len(c.taps), c.hidden_size, generator=generator, dtype=torch.float64)
-    anchor, mask = torch.randn(2, c.hidden_size, generator=generator, dtype=torch.float64)
-    steps = torch.arange(20)
-    for length in (1, 7, 20):
-        visible = (steps < length)[None, None]
-        hidden = drafter.block(
-            anchor[None, None], mask, torch.tensor([[length]]), drafter.context(taps, steps[None]), visible
-        )[0, 0]
+    anchor, mask = embedding = torch.randn(2, c.hidden_size, generator=generator, dtype=torch.float64)
+    shared = Shared(embedding, embedding, torch.nn.Identity(), 1)
+    ids = torch.zeros(1, 20, dtype=torch.long)  # the anchor's token is 0 wherever it is
+    for length in (1, 7, 19):
+        hidden = drafter(shared, Texts(ids, taps, torch.zeros_like(ids)), torch.tensor([[length]]))[0, 0]
         expected = reference.block(taps[0, :length], anchor, mask)
         assert torch.allclose(hidden, expected, rtol=0, atol=1e-9)
         for slot, previous in ((0, 5), (c.draft_tokens - 1, 271)):
-            embedded = drafter.embed_previous(torch.tensor(previous))
+            embedded = drafter.markov_head.embed(torch.tensor(previous))
             assert torch.allclose(drafter.markov_head.markov_w2(embedded), reference.bias(previous), rtol=0, atol=1e-9)
-            logit = drafter.confidence(hidden[slot], embedded)
+            logit = drafter.confidence_head(hidden[slot], embedded)
             assert torch.allclose(logit, reference.confidence(expected[slot], previous), rtol=0, atol=1e-9)
         theirs = hugging_face_block(folder, taps[0, :length].float(), anchor.float(), mask.float())
         assert torch.allclose(theirs.double(), hidden, rtol=1e-4, atol=1e-4)
@@ -253,6 +253,12 @@ def test_gate_sees_other_weights(made, name):
         ({"max_positions": 2048}, {}, "max_positions=2048: the target's context is 4096"),
         ({"target_layers": 9}, {}, "number of target layers 9: the target's is 8"),
         ({}, {"dtype": "float32"}, 'use export.dtype="bfloat16"'),
+        ({"kind": "dflash", "markov_rank": 0, "confidence": False}, {}, "drafters.kind='dflash': only dspark is exported"),
+        ({"confidence": False}, {}, "drafters.confidence=false: the exported layout has the head"),
+        ({"block_causal": True}, {}, "block_causal and sliding layers are not exported"),
+        ({"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16}, {}, "sliding layers are not exported"),
+        ({"markov_head": "gated"}, {}, "drafters.markov_head='gated': only vanilla is exported"),
+        ({"markov_head": "rnn"}, {}, "drafters.markov_head='rnn': only vanilla is exported"),
     ],
 )
 def test_refusals(made, changes, section, words):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specgraft.config import TrainSection
-from specgraft.drafters.dspark import DSpark
+from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.store import WEIGHTS
 from specgraft.train import checkpoint
 from specgraft.train.checkpoint import checkpoints, latest, restore, save
@@ -23,7 +23,7 @@ SETTINGS = {"train.lr": 1e-3, "drafters.layers": 1}
 
 @pytest.fixture
 def parts(tiny_target, tiny_drafter):
-    def make(optimizer: str = "adamw", steps: int = 3) -> tuple[DSpark, Optimizer]:
+    def make(optimizer: str = "adamw", steps: int = 3) -> tuple[Drafter, Optimizer]:
         """A drafter after some steps of random gradients."""
         drafter = tiny_drafter(tiny_target(), layers=1, rank=8, bigram=0.0).requires_grad_(True)
         own = Optimizer(drafter, TrainSection(optimizer=optimizer, steps=10, lr=1e-3, weight_decay=0.1))
@@ -33,7 +33,7 @@ def parts(tiny_target, tiny_drafter):
     return make
 
 
-def advance(drafter: DSpark, optimizer: Optimizer, first: int, stop: int) -> list[float]:
+def advance(drafter: Drafter, optimizer: Optimizer, first: int, stop: int) -> list[float]:
     norms = []
     for step in range(first, stop):
         generator = torch.Generator().manual_seed(step)

@@ -34,7 +34,7 @@ def assert_same_checkpoint(left: Path, right: Path) -> None:
 
 def stopped_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """The next training stops in the middle of this step (counted from 1 within that process)."""
-    real, calls = stage.dspark_loss, []
+    real, calls = stage.objective, []
 
     def stop(*args: Any) -> Any:
         calls.append(1)
@@ -42,7 +42,7 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(stage, "dspark_loss", stop)
+    monkeypatch.setattr(stage, "objective", stop)
 
 
 @pytest.mark.parametrize("sampling", [False, True], ids=["weighed", "drawn"])
@@ -93,7 +93,7 @@ def test_a_finished_run_is_not_trained_again(ready, monkeypatch) -> None:
     run = ready()
     run.train()
     before = run.run.metrics.read_text()
-    monkeypatch.setattr(stage, "dspark_loss", lambda *args: pytest.fail("trained"))
+    monkeypatch.setattr(stage, "objective", lambda *args: pytest.fail("trained"))
     run.train()
     assert run.run.metrics.read_text() == before
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specgraft.config import RunConfig
-from specgraft.drafters.dspark import DSpark
+from specgraft.distill.objective import Outcome
+from specgraft.drafters.drafter import Drafter
 from specgraft.records import Conversation
 from specgraft.train.setup import drafter_config, mask_token, new_drafter, spread_layers, token_pairs
 from specgraft.train.stage import refuse_nothing_to_learn, summary
@@ -30,7 +31,7 @@ def target(tiny_target):
     return tiny_target(layers=3, end=[1, 7])
 
 
-def weights(drafter: DSpark) -> dict[str, torch.Tensor]:
+def weights(drafter: Drafter) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in drafter.named_parameters()}
 
 
@@ -114,7 +115,7 @@ def test_the_markov_start_prefers_the_pairs_of_the_train_answers(target) -> None
     assert before[:3].tolist() == [4, 5, 9] and after[:3].tolist() == [5, 9, 5]
     drafter = new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS, rows)
     with torch.no_grad():
-        bias = drafter.markov_head.markov_w2(drafter.embed_previous(torch.tensor([5, 6])))
+        bias = drafter.markov_head.markov_w2(drafter.markov_head.embed(torch.tensor([5, 6])))
     assert bias.argmax(-1).tolist() == [9, 8] and abs(float(bias[0, 11])) < 1e-3
     with pytest.raises(ValueError, match=r"drafters\.warm_markov needs answers"):
         new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS)
@@ -131,9 +132,8 @@ def test_survival_is_the_mean_of_prefix_products_over_supervised_slots() -> None
 
 
 def test_a_step_without_slots_has_loss_zero() -> None:
-    from specgraft.distill.offpolicy import Outcome
-
-    assert summary(Outcome(torch.zeros(()), torch.zeros(()), {})) == {"loss": 0.0}
+    sums = {name: torch.zeros(3) for name in ("ce", "l1", "alpha", "hit", "bce", "count")}
+    assert summary(Outcome(torch.zeros(()), {}, {}, sums)) == {"loss": 0.0, "slots": 0}
 
 
 def test_answers_cut_away_by_the_length_limit_are_counted_and_nothing_left_is_refused(capsys) -> None:

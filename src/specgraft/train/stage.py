@@ -96,11 +96,13 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     row: dict[str, Any] = {"loss": float(outcome.loss.detach())}
     sums = outcome.sums
     total = float(sums["count"].sum())
+    if not total:  # no mean of nothing
+        return row | {"slots": 0}
     count = sums["count"].clamp(min=1)
     for name, values in sums.items():
         if name in ("alpha", "hit"):
             row[name] = (values / count).tolist()
-        elif name != "count" and total:
+        elif name != "count":
             row["confidence" if name == "bce" else name] = float(values.sum()) / total
     row["slots"] = int(total)
     return row
