@@ -53,7 +53,7 @@ def choose_anchors(
 ) -> Anchors:
     """The `count` legal anchors of highest rank [B,T] (in [0,1)) of every document, or of every row; ascending.
 
-    A document's anchors hang on its own ranks and mask alone: not on its place, nor on what shares its row.
+    N is the most that a row keeps, at least 1. A document's anchors hang on its own ranks and mask alone: not on its place, nor on what shares its row.
     """
     length = loss_mask.shape[1]
     token = torch.arange(length, device=starts.device)
@@ -62,7 +62,7 @@ def choose_anchors(
     order = rank.masked_fill(~legal, -1.0).argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))  # groups where they were, best first in each
     chosen = torch.zeros_like(legal).scatter(1, order, legal.gather(1, order) & (token - group < count))
-    width = max(min(count, length), int(chosen.sum(1).max()))
+    width = max(1, int(chosen.sum(1).max()))
     position = torch.where(chosen, token, length).sort(1).values[:, :width]
     keep = position < length
     position = position.masked_fill(~keep, 0)
