@@ -51,8 +51,9 @@ class MarkovHead(nn.Module):
             return embedded, None
         if self.kind == "gated":
             return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded.to(hidden.dtype)], -1))) * embedded, None
-        before = torch.zeros_like(embedded) if state is None else state
-        gate, new, out = self.joint_proj(torch.cat([before.to(hidden.dtype), embedded.to(hidden.dtype), hidden], -1)).chunk(3, -1)
+        # the state stays in the dtype of h: a half-precision table must not round it slot after slot
+        before = hidden.new_zeros(embedded.shape) if state is None else state
+        gate, new, out = self.joint_proj(torch.cat([before, embedded.to(hidden.dtype), hidden], -1)).chunk(3, -1)
         keep = torch.sigmoid(gate)
         after = keep * before + (1 - keep) * torch.tanh(new)
         return torch.tanh(out), after
