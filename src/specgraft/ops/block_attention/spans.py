@@ -5,12 +5,13 @@ Legend: B batch, N blocks, S slots a block, T context tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spans:
     """Which context tokens each block reads, and how its slots see one another.
 
@@ -22,6 +23,7 @@ class Spans:
     end: torch.Tensor  # [B, N] long, one behind the last visible token (the anchor; in decode the cached length)
     causal: bool = False  # within the block slot o sees slots <= o (True) or all slots (False)
     window: int = 0  # 0: full attention. The block part ignores it (a block is shorter than a window)
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # what a path derives; layers share it
 
     def lowest(self, slots: int) -> torch.Tensor:
         """[B, N, S] long: first visible token of every slot; a result >= end means that the slot sees no context."""

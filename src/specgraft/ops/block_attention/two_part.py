@@ -1,14 +1,21 @@
-"""Block attention in two parts: scores against the shared context, scores within each block, one softmax over both.
+"""Block attention in two parts: over the shared context, in pieces (`context.py`), and within each block.
 
-No key or value is repeated, and blocks never meet. Same values as `naive.block_attention`.
+No key or value is repeated, and blocks never meet. Same values as `naive.block_attention`. The two parts, each normalised
+over its own keys, become one softmax by their log-sum-exps: the context's share is sigmoid(lse_context - lse_block).
 Legend: B batch, N blocks, S slots a block, T context tokens, H query heads, Hk key/value heads, g = H // Hk, d head size.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from specgraft.ops.block_attention import context
+from specgraft.ops.block_attention.pieces import cut
 from specgraft.ops.block_attention.spans import Spans
+
+BUDGET = 2**18  # context scores at a time, 1 MB in float32: the size of a second-level cache
 
 
 def block_attention(
@@ -18,32 +25,71 @@ def block_attention(
     block_key: torch.Tensor,
     block_value: torch.Tensor,
     spans: Spans,
+    budget: int = BUDGET,
 ) -> torch.Tensor:
     """As `naive.block_attention`; computed in float32 (or float64 when given that), returned in the query's dtype.
 
     query [B,N,S,H,d]; context_key, context_value [B,T,Hk,d]; block_key, block_value [B,N,S,Hk,d].
-    Returns [B,N,S,H,d].
+    budget: context scores held at a time (see pieces.cut). Returns [B,N,S,H,d].
     """
-    kind = query.dtype
-    work = torch.float64 if kind == torch.float64 else torch.float32
+    work = torch.float64 if query.dtype == torch.float64 else torch.float32
     batch, blocks, slots, heads, size = query.shape
-    key_heads, length = context_key.shape[2], context_key.shape[1]
+    key_heads = context_key.shape[2]
     group = heads // key_heads
-    # [B, Hk, N, g*S, d]: the query heads that share a key head are rows of one product
-    rows = (query.to(work) * size**-0.5).view(batch, blocks, slots, key_heads, group, size)
-    rows = rows.permute(0, 3, 1, 4, 2, 5).reshape(batch, key_heads, blocks, group * slots, size)
-    near_key = block_key.to(work).permute(0, 3, 1, 2, 4)  # [B, Hk, N, S, d]
-    near_value = block_value.to(work).permute(0, 3, 1, 2, 4)
-    far_key = context_key.to(work).permute(0, 2, 3, 1)  # [B, Hk, d, T]
-    far_value = context_value.to(work).permute(0, 2, 1, 3)  # [B, Hk, T, d]
-    far_hidden = ~spans.context_mask(slots, length).repeat(1, 1, group, 1)[:, None]  # [B, 1, N, g*S, T]
-    near_hidden = ~spans.block_mask(slots).repeat(group, 1)  # [g*S, S]
-    far = (rows.flatten(2, 3) @ far_key).view(batch, key_heads, blocks, group * slots, length)
-    near = rows @ near_key.transpose(-1, -2)
-    hide = float("-inf")
-    weights = torch.cat([far.masked_fill(far_hidden, hide), near.masked_fill(near_hidden, hide)], -1).softmax(-1)
-    far_weights, near_weights = weights.split([length, slots], -1)
-    out = (far_weights.reshape(batch, key_heads, blocks * group * slots, length) @ far_value).view_as(rows)
-    out = out + near_weights @ near_value
+    # the query heads that share a key head are lines of one product
+    rows = query.to(work).view(batch, blocks, slots, key_heads, group, size).permute(0, 3, 1, 4, 2, 5)
+    scale = size**-0.5
+    out = TwoPart.apply(
+        rows.reshape(batch * key_heads, blocks, group * slots, size),
+        (context_key.to(work) * scale).transpose(1, 2).reshape(batch * key_heads, -1, size),
+        context_value.to(work).transpose(1, 2).reshape(batch * key_heads, -1, size),
+        (block_key.to(work) * scale).permute(0, 3, 1, 2, 4).reshape(batch * key_heads, blocks, slots, size),
+        block_value.to(work).permute(0, 3, 1, 2, 4).reshape(batch * key_heads, blocks, slots, size),
+        spans,
+        budget,
+    )
     out = out.view(batch, key_heads, blocks, group, slots, size).permute(0, 2, 4, 1, 3, 5)
-    return out.reshape(batch, blocks, slots, heads, size).to(kind)
+    return out.reshape(batch, blocks, slots, heads, size).to(query.dtype)
+
+
+class TwoPart(torch.autograd.Function):
+    """query [B*Hk,N,g*S,d], far key and value [B*Hk,T,d], near key and value [B*Hk,N,S,d] -> output like query."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        far_key: torch.Tensor,
+        far_value: torch.Tensor,
+        near_key: torch.Tensor,
+        near_value: torch.Tensor,
+        spans: Spans,
+        budget: int,
+    ) -> torch.Tensor:
+        slots = near_key.shape[2]
+        scores = query @ near_key.mT
+        if spans.causal:
+            scores.masked_fill_(~spans.block_mask(slots).repeat(query.shape[2] // slots, 1), float("-inf"))
+        weights, near_lse = scores.softmax(-1), scores.logsumexp(-1)
+        out = weights @ near_value
+        pieces = cut(spans, slots, query[:, 0, :, 0].numel() // spans.end.shape[0], far_key.shape[1], budget)
+        far, far_lse = context.forward(query.flatten(1, 2), far_key, far_value, spans, slots, pieces)
+        gap = far_lse.view_as(near_lse) - near_lse
+        share = gap.sigmoid()
+        out.lerp_(far.view_as(out), share[..., None])
+        weights *= (-gap).sigmoid()[..., None]  # of the joint softmax
+        ctx.save_for_backward(query, far_key, far_value, near_key, near_value, out, share, weights)
+        ctx.spans, ctx.pieces = spans, pieces
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, far_key, far_value, near_key, near_value, out, share, weights = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        inner = (grad * out).sum(-1)
+        push = (grad @ near_value.mT).sub_(inner[..., None]).mul_(weights)
+        grad_query = push @ near_key
+        grad_near_key, grad_near_value = push.mT @ query, weights.mT @ grad
+        flat = (query.flatten(1, 2), far_key, far_value, grad.flatten(1, 2), inner.flatten(1), share.flatten(1))
+        grad_far = context.backward(*flat, ctx.spans, near_key.shape[2], ctx.pieces, grad_query.flatten(1, 2))
+        return grad_query, *grad_far, grad_near_key, grad_near_value, None, None
