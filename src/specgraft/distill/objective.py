@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch, Slots, supervised
 from specgraft.distill.ranks import total, world
+from specgraft.distill.selector import by_law, candidates_of, selector_term
 from specgraft.distill.weights import decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
@@ -88,6 +89,7 @@ def objective(
     computes head rows for about half of the slots at decay 4, G 7).
     """
     mix = options.weights(drafter.config.kind)
+    unary, chosen = by_law(drafter, mix)
     hidden = forward(drafter, shared, batch, compute)
     mask, decay = batch.anchors.mask, decay_weights(drafter.config.draft_tokens, options.decay).to(hidden.device)
     if options.slot_sampling:
@@ -95,18 +97,20 @@ def objective(
         mask, decay = mask & (drawn < decay), torch.ones_like(decay)
     slots = supervised(batch, mask)
     confident = drafter.confidence_head is not None and "confidence" in mix
-    inputs = slot_inputs(drafter, shared, batch, hidden, slots, confident or bool(set(mix) & READS_TARGET))
+    inject = "selector" in mix and options.selector_missing == "inject"
+    inputs = slot_inputs(drafter, shared, batch, hidden, slots, confident or inject or bool(set(mix) & READS_TARGET))
     weight = decay[slots.slot]
-    parts = slot_parts(mix, weight) | block_parts(mix, options, shared, inputs, mask, compute)
+    parts = slot_parts(unary, weight) | block_parts(unary, options, shared, inputs, mask, compute)
     denominators = dict(zip(parts, total(torch.stack([part.denominator for part in parts.values()])), strict=True))
     weights: dict[str, torch.Tensor] = {}
     for name, part in parts.items():
         for loss, value in part.weights.items():
             weights[loss] = weights.get(loss, 0.0) + value / (denominators[name] + LEAST)
-    wanted = {"alpha", "hit"} if inputs.rows.target_hidden is not None else set()
-    value, losses, _ = weighted_losses(
-        inputs.rows, shared.head, inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows, compute=compute
-    )
+    wanted = {"alpha", "hit"} if inputs.rows.target_hidden is not None and drafter.selector is None else set()
+    value, losses, top = weighted_losses(
+        inputs.rows, shared.head, inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows, compute=compute,
+        top_k=0 if drafter.selector is None else drafter.selector.top_k,
+    )  # fmt: skip
     numerators = {name: part.numerator(losses) for name, part in parts.items()}
     sums = slot_sums(losses, slots.slot, len(decay))
     if confident:
@@ -117,6 +121,15 @@ def objective(
         numerators["confidence"] = mix["confidence"] * (weight * bce.detach()).sum()
         denominators["confidence"] = denominators["slots"]
         sums["bce"] = by_slot(bce.detach(), slots.slot, len(decay))
+    if drafter.selector is not None and top is not None:
+        before = batch.texts.input_ids.flatten()[slots.places][slots.source]
+        candidates = candidates_of(drafter.selector, inputs.rows, before, top, shared.head, inject, options.chunk_rows, compute)
+        taught = parts["dpace"].weights["ce"] / mix["dpace"] if "dpace" in parts else weight
+        term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options)
+        value = value + term.value
+        numerators |= term.numerators
+        denominators |= term.denominators
+        sums |= {name: by_slot(values, slots.slot, len(decay)) for name, values in term.slots.items()}
     if not len(slots):  # a rank without slots still takes part in the reduction
         value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
     true = sum(numerators[name] / (denominators[name] + LEAST) for name in numerators)

@@ -9,8 +9,10 @@ import torch
 
 from specgraft.distill.batch import Batch, supervised
 from specgraft.distill.objective import forward, slot_inputs
+from specgraft.distill.selector import candidates_of
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
+from specgraft.ops.selector_loss.chunked import weighted_selector_losses
 from specgraft.ops.vocab_loss.chunked import weighted_losses
 
 
@@ -18,12 +20,18 @@ from specgraft.ops.vocab_loss.chunked import weighted_losses
 def slot_statistics(
     drafter: Drafter, shared: Shared, batch: Batch, compute: torch.dtype, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """alpha and greedy hit of every slot, [B,N,G]; 0 where a slot is not supervised."""
+    """alpha and greedy hit of every slot under the law that drafts, [B,N,G]; 0 where a slot is not supervised."""
     mask = batch.anchors.mask
     slots = supervised(batch, mask)
     inputs = slot_inputs(drafter, shared, batch, forward(drafter, shared, batch, compute), slots)
-    _, losses, _ = weighted_losses(
-        inputs.rows, shared.head, inputs.markov, {}, want={"alpha", "hit"}, chunk=chunk, compute=compute
-    )
-    assert losses.alpha is not None and losses.hit is not None
-    return slots.grid(losses.alpha.float(), mask), slots.grid(losses.hit.float(), mask)
+    rows, selector = inputs.rows, drafter.selector
+    top_k, wanted = (0, {"alpha", "hit"}) if selector is None else (selector.top_k, set())
+    _, losses, top = weighted_losses(rows, shared.head, inputs.markov, {}, want=wanted, chunk=chunk, compute=compute, top_k=top_k)
+    alpha, hit = losses.alpha, losses.hit
+    if selector is not None and top is not None:
+        before = batch.texts.input_ids.flatten()[slots.places][slots.source]
+        candidates = candidates_of(selector, rows, before, top, shared.head, False, chunk, compute)
+        _, chosen = weighted_selector_losses(candidates, shared.head, selector.successor_codebook, {}, chunk)
+        alpha, hit = chosen.alpha, chosen.hit
+    assert alpha is not None and hit is not None
+    return slots.grid(alpha.float(), mask), slots.grid(hit.float(), mask)

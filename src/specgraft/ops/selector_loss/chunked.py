@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def weighted_selector_losses(
             part, losses = _piece(rows, here, head, successor, {n: w[here].to(wide) for n, w in weights.items()}, grads, wide)
             value += part
             pieces.append(losses)
-    out = SelectorLosses(*(None if column[0] is None else torch.cat(column) for column in zip(*pieces, strict=True)))
+    out = SelectorLosses._make(None if column[0] is None else torch.cat(column) for column in zip(*pieces, strict=True))
     return (_Attach.apply(value, grads, *leaves) if any(asked) else value), out
 
 
@@ -81,7 +82,7 @@ def _piece(
             of_gate[here] = torch.bmm(slope[:, None], of_book)[:, 0]
         if of_successor is not None:
             of_successor.index_add_(0, ids.flatten(), (slope[..., None] * gate[:, None]).flatten(0, 1))
-    return value.detach(), SelectorLosses(*(None if x is None else x.detach() for x in losses))
+    return value.detach(), SelectorLosses._make(None if x is None else x.detach() for x in losses)
 
 
 class _Attach(torch.autograd.Function):
@@ -119,7 +120,7 @@ def target_at(
     order = source.argsort(stable=True)
     sources = torch.arange(0, len(target_hidden) + chunk, chunk, device=source.device)
     edges = torch.searchsorted(source[order], sources).tolist()  # slots of a chunk of sources are neighbours in `order`
-    for number, (first, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for number, (first, end) in enumerate(pairwise(edges)):
         if first == end:
             continue
         slots, start = order[first:end], number * chunk

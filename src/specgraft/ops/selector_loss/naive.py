@@ -70,6 +70,7 @@ def losses_of(rows: Candidates, scores: torch.Tensor, of_label: torch.Tensor) ->
     picked = (chosen == rows.label).to(scores.dtype)
     if rows.p is None:
         return SelectorLosses(ce, picked)
+    assert rows.best is not None, "p and the most likely id come together"
     q, p = scores.softmax(-1), rows.p
     alpha = torch.where(q < p, q, p).sum(-1)
     return SelectorLosses(
@@ -79,7 +80,7 @@ def losses_of(rows: Candidates, scores: torch.Tensor, of_label: torch.Tensor) ->
         l1=2 * (1 - alpha),
         lk_alpha=-alpha.clamp_min(ALPHA_FLOOR).log(),
         alpha=alpha,
-        hit=(chosen == rows.best).to(scores.dtype),
+        hit=chosen.eq(rows.best).to(scores.dtype),
         mass=p.sum(-1),
     )
 
