@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from specgraft.ops.selector_loss.naive import LEARNT, Candidates, SelectorLosses, losses_of
-from specgraft.ops.vocab_loss.products import Products
 
 
 def weighted_selector_losses(
@@ -113,8 +112,8 @@ def target_at(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `naive.target_at`, with logits [chunk,V] of a few sources at a time; `compute` is the dtype of the products."""
     wide = torch.promote_types(target_hidden.dtype, torch.float32)
-    product = Products(torch.float64 if wide == torch.float64 else compute)
-    weight = head.to(product.kind).T
+    kind = torch.float64 if wide == torch.float64 else compute
+    states, weight = target_hidden.to(kind), head.to(kind).T
     p = torch.empty(ids.shape, dtype=wide, device=ids.device)
     best = torch.empty_like(source)
     order = source.argsort(stable=True)
@@ -124,8 +123,15 @@ def target_at(
         if first == end:
             continue
         slots, start = order[first:end], number * chunk
-        logits = product.of(target_hidden[start : start + chunk], weight)
+        logits = _product(states[start : start + chunk], weight)
         row = source[slots] - start
         p[slots] = (logits[row[:, None], ids[slots]] - logits.logsumexp(-1)[row][:, None]).exp()
         best[slots] = logits.argmax(-1)[row]
     return p, best
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right, float32 for half-precision operands (rounded to theirs on a CPU)."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else (left @ right).float()
