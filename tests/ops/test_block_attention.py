@@ -135,14 +135,17 @@ def test_pieces_change_nothing(kind: str, window: int) -> None:
     rule, tensors = spans(shape, kind, False, window), inputs(shape)
     scores = 19 * 18 * 40  # of a row
     for budget in (1, scores // 3, scores, 2 * scores, 10 * scores):
-        assert_same(two_part.block_attention, tensors, rule, budget=budget)
+        for keep in (0, 10**9):
+            assert_same(two_part.block_attention, tensors, rule, budget=budget, keep=keep)
 
 
 def test_pieces_cover_what_is_seen_and_little_else() -> None:
     end = torch.arange(16)[None] * 8
     pieces = cut(Spans(torch.zeros_like(end), end), 2, 6, 128, 6 * 4 * 128)
     assert [(p.block, p.block_end, p.low, p.high) for p in pieces] == [(b, b + 4, 0, 8 * b + 24) for b in (0, 4, 8, 12)]
-    assert [(p.left, p.right) for p in pieces] == [(0, 8 * b) for b in (0, 4, 8, 12)]  # masks between anchors only
+    assert [[h[:2] for h in p.hidden] for p in pieces] == [
+        [(8 * b, 8 * b + 24)] for b in (0, 4, 8, 12)
+    ]  # among anchors
     pieces = cut(Spans(torch.zeros_like(end), end, window=8), 2, 6, 128, 6 * 4 * 128)
     assert [(p.low, p.high) for p in pieces] == [(1, 24), (25, 56), (57, 88), (89, 120)]
     assert cut(Spans(end, end), 2, 6, 128, 1) == []

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from specgraft.ops.block_attention.spans import Spans
 
+AT_LEAST = 4  # blocks in a piece, budget or not: a product of few lines is slow
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Piece:
     """Rows [row, row_end) x blocks [block, block_end); no block in it sees a token outside [low, high).
 
-    Every slot in it sees all of [left, right); masks are needed in [low, left) and [right, high) only.
+    hidden: where some slot does not see all: stretches [start, stop) of [low, high), counted from low, each with a mask
+    [rows, 1, blocks, 1, S, stop - start] bool, True where hidden (S is 1 where the slots of a block see the same).
     """
 
     row: int
@@ -22,16 +27,8 @@ class Piece:
     block: int
     block_end: int
     low: int
-    left: int
-    right: int
     high: int
-
-    def strips(self) -> list[tuple[int, int]]:
-        """Stretches of context in which some slot does not see a token."""
-        return [(a, b) for a, b in ((self.low, self.left), (self.right, self.high)) if a < b]
-
-
-AT_LEAST = 4  # blocks in a piece, budget or not: a product of few lines is slow
+    hidden: list[tuple[int, int, torch.Tensor]]
 
 
 def cut(spans: Spans, slots: int, per_block: int, length: int, budget: int) -> list[Piece]:
@@ -47,24 +44,31 @@ def cut(spans: Spans, slots: int, per_block: int, length: int, budget: int) -> l
 
 
 def _cut(spans: Spans, slots: int, per_block: int, length: int, budget: int) -> list[Piece]:
-    """Blocks of one row are cut in their order, so sorted anchors let a piece leave out the context behind its last anchor
-    (and, with a window or documents, before its first).
-    """
+    """Blocks of one row are cut in their order, so sorted anchors let a piece leave out the context behind its last
+    anchor (and, with a window or documents, before its first)."""
     batch, blocks = spans.end.shape
     whole = max(1, blocks * per_block * length)
     rows_a_piece = max(1, min(batch, budget // whole))
     blocks_a_piece = min(blocks, max(AT_LEAST, budget // max(1, per_block * length)))
-    lowest = spans.lowest(slots)
-    bounds = (lowest[..., 0].tolist(), lowest[..., -1].tolist(), spans.end.tolist())
+    lowest = spans.lowest(slots if spans.window else 1)
+    nearest, farthest, ends = lowest[..., 0].tolist(), lowest[..., -1].tolist(), spans.end.tolist()
     pieces: list[Piece] = []
     for row in range(0, batch, rows_a_piece):
         for block in range(0, blocks, blocks_a_piece):
-            row_end, block_end = min(batch, row + rows_a_piece), min(blocks, block + blocks_a_piece)
-            near, far, ends = ([n for r in table[row:row_end] for n in r[block:block_end]] for table in bounds)
-            seeing = [(a, b) for a, b in zip(near, ends, strict=True) if a < b]
+            rows, columns = slice(row, row + rows_a_piece), slice(block, block + blocks_a_piece)
+            near, far, end = ([n for r in table[rows] for n in r[columns]] for table in (nearest, farthest, ends))
+            seeing = [(a, b) for a, b in zip(near, end, strict=True) if a < b]
             if not seeing:
                 continue
             low, high = min(a for a, _ in seeing), min(length, max(b for _, b in seeing))
-            left = min(high, max(far))
-            pieces.append(Piece(row, row_end, block, block_end, low, left, min(high, max(left, min(ends))), high))
+            left = min(high, max(low, *far))  # every slot sees [left, right)
+            right = min(high, max(left, min(end)))
+            hidden = []
+            for start, stop in ((low, left), (right, high)):
+                if start < stop:
+                    token = torch.arange(start, stop, device=spans.end.device)
+                    mask = (token < lowest[rows, columns, :, None]) | (token >= spans.end[rows, columns, None, None])
+                    hidden.append((start - low, stop - low, mask[:, None, :, None]))
+            at = (row, min(batch, row + rows_a_piece), block, min(blocks, block + blocks_a_piece))
+            pieces.append(Piece(*at, low, high, hidden))
     return pieces
