@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from specgraft.config import RunConfig, load_config, validate
+from specgraft.config import RunConfig, load_config, parse_override, validate
 from specgraft.evaluate import metrics
 from specgraft.evaluate.stage import decoded, held_out, load_pair
 from specgraft.run import Session
@@ -31,8 +31,8 @@ def variant(config: RunConfig, kind: str, seed: int) -> RunConfig:
     data["run"]["seed"] = seed
     data["drafters"]["kind"] = kind
     for setting in more:
-        key, _, value = setting.partition("=")
-        data["drafters"][key] = int(value) if value.isdigit() else value
+        keys, value = parse_override(setting)
+        data["drafters"][keys[-1]] = value
     if kind != "dspark":
         data["drafters"]["warm_markov"] = False
     return validate(data, f"{kind}, seed {seed}")
