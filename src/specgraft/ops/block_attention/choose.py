@@ -45,7 +45,13 @@ def block_attention(
 
 
 def choose(device: str, dtype: torch.dtype, blocks: int) -> str:
-    """The path for tensors of `dtype` on a device of this type, with N = blocks."""
+    """The path for tensors of `dtype` on a device of this type, with N = blocks.
+
+    Measured on a CPU (AMD EPYC, one thread, float32, H 9, Hk 3, d 64, S 7), forward and backward in processor
+    milliseconds: T 512, N 64: two_part 21, sdpa 42, one dense sdpa call 51; N 256: 75, 165, 497; T 4096, N 512: two_part
+    1181, sdpa 2382. Decode, N 1, forward: B 1, T 256: sdpa 0.29, two_part 0.34 (B 1, T 4096: 2.5, 1.5); B 8, T 1024:
+    7.2, 9.6; B 32, T 256: 6.1, 7.6.
+    """
     if device == "cuda":
         # not measured (no GPU at hand): the compiled kernel knows no float64 and needs Triton; one block is a plain call
         known = dtype in (torch.float32, torch.bfloat16, torch.float16)

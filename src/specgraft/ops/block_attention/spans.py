@@ -16,14 +16,14 @@ class Spans:
     """Which context tokens each block reads, and how its slots see one another.
 
     Slot o of a block sits at index end + o. It sees context token kv if and only if
-    first <= kv < end and (window == 0 or end + o - kv < window).
+    first <= kv < end and (window == 0 or end + o - kv < window). Make a new one rather than write into its tensors.
     """
 
     first: torch.Tensor  # [B, N] long, first visible token (start of the document in a packed row)
     end: torch.Tensor  # [B, N] long, one behind the last visible token (the anchor; in decode the cached length)
     causal: bool = False  # within the block slot o sees slots <= o (True) or all slots (False)
     window: int = 0  # 0: full attention. The block part ignores it (a block is shorter than a window)
-    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # what a path derives; layers share it
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # derived masks, for all layers
 
     def lowest(self, slots: int) -> torch.Tensor:
         """[B, N, S] long: first visible token of every slot; a result >= end means that the slot sees no context."""
