@@ -117,6 +117,9 @@ def test_the_markov_start_prefers_the_pairs_of_the_train_answers(target) -> None
     with torch.no_grad():
         bias = drafter.markov_head.markov_w2(drafter.markov_head.embed(torch.tensor([5, 6])))
     assert bias.argmax(-1).tolist() == [9, 8] and abs(float(bias[0, 11])) < 1e-3
+    for kind in ({"kind": "dflash"}, {"markov_rank": 0}):
+        with pytest.raises(ValueError, match=r"drafters\.warm_markov=true: this \w+ drafter has no Markov head"):
+            new_drafter(config_of(drafters={"warm_markov": True, **kind}), target, TAPS, rows)
     with pytest.raises(ValueError, match=r"drafters\.warm_markov needs answers"):
         new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS)
 

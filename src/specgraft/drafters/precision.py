@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.layers import RMSNorm
@@ -28,7 +27,7 @@ def at_precision(drafter: Drafter, dtype: torch.dtype) -> Drafter:
 @contextmanager
 def precision(drafter: Drafter) -> Iterator[None]:
     """Half-precision matrices meet float32 norms: autocast turns the inputs of the products, and nothing else."""
-    weight: nn.Parameter = drafter.fc.weight
+    weight = drafter.fc.weight
     half = weight.dtype in (torch.bfloat16, torch.float16)
     with torch.inference_mode(), torch.autocast(weight.device.type, weight.dtype if half else torch.bfloat16, enabled=half):
         yield

@@ -23,8 +23,9 @@ def copy_layers(drafter: Drafter, sources: Sequence[nn.Module], final_norm: nn.M
     own projections give on average. `hidden_norm` starts as the mean of the copied input norms, `norm` as the final norm.
     Raises ValueError where shapes differ.
     """
-    own = list(drafter.layers)
-    for index, (layer, source) in enumerate(zip(own, sources, strict=True)):
+    assert len(sources) == drafter.config.layers
+    for index, source in enumerate(sources):
+        layer = drafter.get_submodule(f"layers.{index}")
         values = source.state_dict()
         wanted = layer.state_dict()
         for name, tensor in wanted.items():
@@ -35,14 +36,13 @@ def copy_layers(drafter: Drafter, sources: Sequence[nn.Module], final_norm: nn.M
                 )
             if name in values:
                 tensor.copy_(values[name])
-        attention = layer.self_attn
         for norm, projection in (("q_norm", "q_proj"), ("k_norm", "k_proj")):
             if f"self_attn.{norm}.weight" not in values:
                 size = _typical_size(values[f"self_attn.{projection}.weight"], values["input_layernorm.weight"])
-                getattr(attention, norm).weight.fill_(size)
+                layer.get_parameter(f"self_attn.{norm}.weight").fill_(size)
     norms = torch.stack([source.state_dict()["input_layernorm.weight"].float() for source in sources])
-    drafter.hidden_norm.weight.copy_(norms.mean(0))
-    drafter.norm.weight.copy_(final_norm.state_dict()["weight"])
+    drafter.get_parameter("hidden_norm.weight").copy_(norms.mean(0))
+    drafter.get_parameter("norm.weight").copy_(final_norm.state_dict()["weight"])
 
 
 def _typical_size(projection: torch.Tensor, norm: torch.Tensor) -> float:
@@ -65,8 +65,11 @@ def start_markov(drafter: Drafter, before: torch.Tensor, after: torch.Tensor, sc
     """W2 W1^T starts as a rank-r fit of the positive mutual information of token pairs.
 
     before, after [P]: neighbouring tokens of the answers. Entry (a, b) is max(0, log(n_ab n / (n_a n_b))), damped for rare
-    pairs by n_ab / (n_ab + 1).
+    pairs by n_ab / (n_ab + 1). Raises ValueError for a drafter without a Markov head.
     """
+    head = drafter.markov_head
+    if head is None:
+        raise ValueError(f"drafters.warm_markov=true: this {drafter.config.kind} drafter has no Markov head; set it to false")
     vocab, rank = drafter.config.vocab_size, drafter.config.markov_rank
     pairs, counts = torch.unique(before * vocab + after, return_counts=True)
     left, right = pairs // vocab, pairs % vocab
@@ -80,5 +83,5 @@ def start_markov(drafter: Drafter, before: torch.Tensor, after: torch.Tensor, sc
         u, s, v = torch.svd_lowrank(matrix, q=min(rank, vocab), niter=4)
     root = (scale * s).sqrt()
     width = u.shape[1]
-    drafter.markov_head.markov_w2.weight[:, :width] = u * root
-    drafter.markov_head.markov_w1.weight[:, :width] = v * root
+    head.markov_w2.weight[:, :width] = u * root
+    head.markov_w1.weight[:, :width] = v * root
