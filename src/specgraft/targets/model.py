@@ -73,11 +73,36 @@ class Target:
 
         `rows` [B] picks cache rows; None means all of them. Raises ValueError for a layer id that does not exist.
         """
+        self._check(taps)
+        positions, mask = cache.begin(input_ids.shape[1], rows)
+        return self._run(input_ids, positions, mask, cache, taps)
+
+    @torch.inference_mode()
+    def forward_packed(
+        self, input_ids: torch.Tensor, counts: torch.Tensor, cache: SlotCache, taps: Sequence[int], rows: torch.Tensor
+    ) -> Step:
+        """As `forward`, for rows that bring different numbers of tokens: input_ids [N] are counts[b] >= 1 tokens of row
+        rows[b], one row behind the other, and so is the result, with B = 1 and W = N. No place is computed for nothing."""
+        self._check(taps)
+        positions, mask, packing = cache.pack(counts, rows)
+        return self._run(input_ids[None], positions, mask, cache, taps, packing=packing)
+
+    def _check(self, taps: Sequence[int]) -> None:
         top = self.num_layers - 1
         bad = [tap for tap in taps if not 0 <= tap <= top]
         if bad:
             raise ValueError(f"tap {bad[0]}: the target's decoder layers are 0 to {top}")
-        positions, mask = cache.begin(input_ids.shape[1], rows)
+
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+        cache: SlotCache,
+        taps: Sequence[int],
+        **kwargs: Any,
+    ) -> Step:
+        top = self.num_layers - 1
         self._wanted = frozenset((*taps, top))
         try:
             self.base(
@@ -86,6 +111,7 @@ class Target:
                 position_ids=positions,
                 use_cache=True,
                 **{self._cache_name: cache},
+                **kwargs,
             )
             last = self._seen[top]
             kept = torch.stack([self._seen[tap] for tap in taps], dim=2) if taps else None

@@ -2,15 +2,26 @@
 
 Every row writes at its own length, so prompts need no padding mask, a finished row can be given to the next prompt,
 and rejected drafts are dropped by counting back: stale entries lie behind the length and are overwritten.
-Legend: B rows, W new tokens per row, S slots, H key/value heads, d head size.
+Legend: B rows, W new tokens per row, S slots, H key/value heads, d head size, N tokens of a packed pass.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where token n of a packed pass belongs. Filled by `SlotCache.pack`."""
+
+    rows: torch.Tensor  # [N] cache row
+    places: torch.Tensor  # [N] 0, 1, .. within the new tokens of its row
+    width: int  # most new tokens of one row
+    batch: int  # rows of the cache
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -90,6 +101,26 @@ class SlotCache(Cache):
         if len(self.row_index) == 1:
             row = int(self.row_index[0])
             self.single = (row, self.reach - width, self.reach)
-        hidden = torch.arange(self.reach, device=self.device_)[None, None, :] > self.positions[:, :, None]
-        mask = torch.zeros(hidden.shape, device=self.device_).masked_fill_(hidden, float("-inf"))
-        return self.positions, mask[:, None]
+        return self.positions, self._mask(self.positions)
+
+    def pack(self, counts: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Packing]:
+        """As `begin`, for counts[b] >= 1 new tokens of each row rows[b], laid end to end in one sequence of N tokens.
+
+        Returns positions [1,N], the mask [rows of the cache,1,W,reach] that attention needs once its queries are spread
+        over the rows again, and how to spread them. Raises ValueError when a row is full.
+        """
+        width, number = int(counts.max()), torch.arange(int(counts.sum()), device=self.device_)
+        owner = torch.repeat_interleave(torch.arange(len(rows), device=self.device_), counts)
+        packing = Packing(rows[owner], number - (counts.cumsum(0) - counts)[owner], width, self.rows)
+        self.all_rows, self.single = True, None
+        self.row_index = packing.rows[None]
+        self.positions = (self.lengths[packing.rows] + packing.places)[None]
+        self.reach = int(self.positions.max()) + 1
+        if self.reach > self.slots:
+            raise ValueError(f"a sequence needs {self.reach} cache places and the cache has {self.slots}")
+        return self.positions, self._mask(self.lengths[:, None] + torch.arange(width, device=self.device_)), packing
+
+    def _mask(self, positions: torch.Tensor) -> torch.Tensor:
+        """Additive mask [b,1,W,reach] of tokens at positions [b,W]."""
+        hidden = torch.arange(self.reach, device=self.device_)[None, None, :] > positions[:, :, None]
+        return torch.zeros(hidden.shape, device=self.device_).masked_fill_(hidden, float("-inf"))[:, None]
