@@ -1,9 +1,10 @@
 """The vocabulary losses a few rows at a time, value and gradient in one pass.
 
 No [R, V] tensor exists. Gradients are the closed forms of algorithms.md 3.2, taken while a chunk's logits are at hand, so
-nothing is computed twice and backward only scales. Sums, softmax and gradients are float32 (float64 for float64 inputs);
-`compute` is the dtype of the products.
-Legend: R rows (slots), C rows and S sources of one chunk, D hidden size, V vocabulary.
+nothing is computed twice and backward only scales. Slots of one source share its target logits and, where the latent belongs
+to the source, its Markov bias and that bias's gradient. Sums, softmax and gradients are float32 (float64 for float64
+inputs); `compute` is the dtype of the products.
+Legend: R rows (slots), C rows and S sources of one chunk, n rows of one block, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import Any
 
 import torch
 
-from specgraft.ops.vocab_loss.compound import compound as compound
 from specgraft.ops.vocab_loss.grouping import Chunk, chunks
 from specgraft.ops.vocab_loss.naive import POINTWISE, Rows, SlotLosses
-from specgraft.ops.vocab_loss.pointwise import DIVERGENCE, Pointwise, expand
+from specgraft.ops.vocab_loss.pointwise import Pointwise, expand
 from specgraft.ops.vocab_loss.products import Products
 
 
@@ -29,7 +29,7 @@ def weighted_losses(
     want: Collection[str] = (),
     eta: float = 3.0,
     softcap: float = 0.0,
-    chunk: int = 64,
+    chunk: int = 96,
     compute: torch.dtype = torch.float32,
     top_k: int = 0,
 ) -> tuple[torch.Tensor, SlotLosses, torch.Tensor | None]:
@@ -38,21 +38,24 @@ def weighted_losses(
     Shapes as `naive.slot_losses`; weights name -> [R], constants. The losses [R] carry no graph and are those named in
     `weights` and `want` (ce always; tv, l1 and alpha together); the ids are [R, top_k], None for top_k = 0. Gradients reach
     rows.hidden, rows.latent and markov, once per call; the head and the target's states are frozen.
-    Memory: at most four [chunk, V] buffers, five where kl, rkl, jsd or lk_hybrid is asked for.
+    Memory: [chunk, V] for the draft, at most as much for the target and for the Markov bias, and once more for kl, rkl, jsd
+    or lk_hybrid. Same `source` and `latent_row` object: the latents' work is shared too.
     """
     names = expand([*weights, *want])
-    unfit = set(weights) - set(POINTWISE)
-    if unfit:
-        raise ValueError(f"{sorted(unfit)} have no gradient; weights may name {', '.join(POINTWISE)}")
+    if set(weights) - set(POINTWISE):
+        raise ValueError(f"{sorted(set(weights) - set(POINTWISE))} have no gradient; weights: {', '.join(POINTWISE)}")
     if rows.target_hidden is None and names != {"ce"}:
         raise ValueError(f"{sorted(names - {'ce'})} need target_hidden")
-    leaves = [rows.hidden, rows.latent, markov if rows.latent is not None else None]
-    asked = [torch.is_grad_enabled() and bool(weights) and leaf is not None and leaf.requires_grad for leaf in leaves]
+    leaves = (rows.hidden, rows.latent, markov if rows.latent is not None else None)
+    with_grad = torch.is_grad_enabled() and bool(weights)
+    asked = [with_grad and leaf is not None and leaf.requires_grad for leaf in leaves]
     with torch.no_grad():
         run = _Run(rows, head, markov, weights, names, asked, eta, softcap, chunk, compute, top_k)
         for piece in chunks(run.key, chunk):
             run.work(piece)
-        value = torch.stack([(weights[name].to(run.wide) * run.out[name]).sum() for name in weights]).sum() if weights else run.out["ce"].new_zeros(())
+        value = run.out["ce"].new_zeros(())
+        for name, weight in weights.items():
+            value = value + (weight.to(value.dtype) * run.out[name]).sum()
     if any(asked):
         value = _Attach.apply(value, run.grads, *leaves)
     return value, SlotLosses(**run.out), run.top
@@ -68,7 +71,7 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *scales: Any) -> tuple[Any, ...]:
-        grads, ctx.grads = ctx.grads, None  # scaled in place: no second copy, no second backward
+        grads, ctx.grads = ctx.grads, None  # scaled in place: no second copy, so no second backward
         if grads is None:
             raise RuntimeError("weighted_losses goes backward once")
         found = [None if grad is None else grad.mul_(scales[0]).to(kind) for grad, kind in zip(grads, ctx.kinds, strict=True)]
@@ -76,101 +79,96 @@ class _Attach(torch.autograd.Function):
 
 
 class _Run:
-    """Buffers and results of one call."""
+    """One call: what is asked, where results go."""
 
-    def __init__(self, rows, head, markov, weights, names, asked, eta, softcap, chunk, compute, top_k) -> None:  # type: ignore[no-untyped-def]
-        self.wide = wide = torch.float64 if compute == torch.float64 or rows.hidden.dtype == torch.float64 else torch.float32
-        self.products = Products(torch.float64 if wide == torch.float64 else compute)
-        count, vocab = rows.hidden.shape[0], head.shape[0]
-        index = torch.arange(count, device=rows.hidden.device)
-        self.rows, self.names, self.chunk = rows, names, chunk
-        self.source = index if rows.source is None else rows.source
+    def __init__(
+        self,
+        rows: Rows,
+        head: torch.Tensor,
+        markov: torch.Tensor | None,
+        weights: Mapping[str, torch.Tensor],
+        names: frozenset[str],
+        asked: list[bool],
+        eta: float,
+        softcap: float,
+        chunk: int,
+        compute: torch.dtype,
+        top_k: int,
+    ) -> None:
+        double = torch.float64 in (compute, rows.hidden.dtype)
+        self.wide = torch.float64 if double else torch.float32
+        device, count = rows.hidden.device, rows.hidden.shape[0]
+        self.products = Products(torch.float64 if double else compute, device)
+        self.rows, self.names = rows, names
+        index = torch.arange(count, device=device)
+        self.target_hidden = None if names == {"ce"} else rows.target_hidden
+        source = index if rows.source is None else rows.source
         self.latent_row = index if rows.latent_row is None else rows.latent_row
-        self.has_target = names != {"ce"}
-        shared = rows.latent is not None and (rows.latent_row is rows.source or torch.equal(self.latent_row, self.source))
-        if self.has_target:
-            self.key, self.shared = self.source, shared
+        if self.target_hidden is None:
+            self.key = index if rows.latent is None else self.latent_row
         else:
-            self.key, self.shared = (self.latent_row, True) if rows.latent is not None else (index, False)
+            self.key = source
+        same = self.key is self.latent_row or rows.latent_row is rows.source
+        self.shared = rows.latent is not None and (same or torch.equal(self.key, self.latent_row))
         self.head = head.detach().to(self.products.kind)
-        self.markov = markov.detach().to(self.products.kind) if rows.latent is not None else None
-        self.weights = {name: weight.detach().to(wide) for name, weight in weights.items()} if any(asked) else {}
-        self.out = {name: rows.hidden.new_empty(count, dtype=wide) for name in names}
+        self.markov = None if markov is None or rows.latent is None else markov.detach().to(self.products.kind)
+        self.weights = {name: weight.detach().to(self.wide) for name, weight in weights.items()} if any(asked) else {}
+        self.out = {name: rows.hidden.new_empty(count, dtype=self.wide) for name in names}
         self.top = index.new_empty(count, top_k) if top_k > 0 else None
         shapes = (rows.hidden, rows.latent, markov)
-        self.grads = [torch.zeros_like(x, dtype=wide) if wanted else None for x, wanted in zip(shapes, asked, strict=True)]
-        self.buffers: dict[str, torch.Tensor] = {}
-        self.like = rows.hidden.new_empty((0, vocab), dtype=wide)
+        self.grads = [
+            torch.zeros_like(shape, dtype=self.wide) if wanted and shape is not None else None
+            for shape, wanted in zip(shapes, asked, strict=True)
+        ]
         self.block = chunk if rows.hidden.is_cuda else max(1, torch.get_num_threads())
-        self.pointwise = Pointwise(names, self.weights, eta, softcap, self.like, min(self.block, max(count, 1)))
-
-    def buffer(self, name: str, rows: int) -> torch.Tensor:
-        """[rows, V], the same memory in every chunk."""
-        if name not in self.buffers:
-            self.buffers[name] = self.like.new_empty(self.chunk, self.like.shape[1])
-        return self.buffers[name][:rows]
+        like = rows.hidden.new_empty((min(self.block, max(1, count)), head.shape[0]), dtype=self.wide)
+        self.pointwise = Pointwise(names, self.weights, eta, softcap, like)
 
     def work(self, piece: Chunk) -> None:
-        rows, product = self.rows, self.products
-        slots, sources, width = piece.rows, piece.sources, len(piece.sources)
-        z = product.into(self.buffer("z", len(slots)), rows.hidden[slots], self.head.T)
-        latent, bias = None, None
-        if rows.latent is not None and self.shared:
-            latent = rows.latent[sources]
-            if len(piece.widths) == 1:
-                product.onto(z, latent, self.markov.T)
-            else:
-                bias = product.into(self.buffer("bias", width), latent, self.markov.T)
-        elif rows.latent is not None:
-            latent = rows.latent[self.latent_row[slots]]
-            product.onto(z, latent, self.markov.T)
-        p = log_p = top = None
-        if self.has_target:
-            p, log_p, top = self.target(sources)
-        out = {name: self.like.new_empty(len(slots)) for name in self.names}
+        """Values of the chunk's slots into `out`, gradients into `grads`."""
+        slots, count = piece.rows, len(piece.rows)
+        states = self.rows.hidden[slots].to(self.products.kind)
+        if self.target_hidden is not None:  # one product: more rows to the same matrix
+            states = torch.cat([states, self.target_hidden[piece.sources].to(self.products.kind)])
+        logits = self.products.rows(states, self.head)
+        z = logits[:count]
+        latent = bias = None
+        if self.rows.latent is not None and self.markov is not None:
+            latent = self.rows.latent[piece.sources if self.shared else self.latent_row[slots]].to(self.products.kind)
+            bias = self.products.rows(latent, self.markov)
+        law = self.pointwise.target(logits[count:].to(self.wide)) if self.target_hidden is not None else None
+        out = {name: z.new_empty(count, dtype=self.wide) for name in self.names}
         weights = {name: weight[slots] for name, weight in self.weights.items()}
-        for offset, layer in piece.layers():
-            for first in range(0, layer, self.block):
-                above = slice(first, min(first + self.block, layer))  # among the sources
-                here = slice(offset + above.start, offset + above.stop)  # among the slots
-                if bias is not None:
-                    z[here].add_(bias[above])
-                if self.top is not None:
-                    self.top[slots[here]] = z[here].topk(self.top.shape[1], -1).indices
-                self.pointwise.draft(
-                    z[here], rows.labels[slots[here]],
-                    None if p is None else p[above], None if log_p is None else log_p[above], None if top is None else top[above],
-                    {name: part[here] for name, part in out.items()}, {name: part[here] for name, part in weights.items()},
-                )  # fmt: skip
+        for here, above in piece.blocks(self.block):
+            block = self.pointwise.wide(z[here])
+            if bias is not None:
+                block.add_(bias[above if self.shared else here])
+            if self.top is not None:
+                self.top[slots[here]] = block.topk(self.top.shape[1], -1).indices
+            values, mine = ({name: part[here] for name, part in parts.items()} for parts in (out, weights))
+            self.pointwise.draft(block, self.rows.labels[slots[here]], law and law[above], values, mine)
+            if self.weights and block.dtype != z.dtype:
+                z[here] = block.to(z.dtype)
         for name, part in out.items():
             self.out[name][slots] = part
+        del logits, law, bias
         if self.weights:
             self.gradients(piece, z, latent)
 
-    def target(self, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """p, log p where asked for, and the argmax of the chunk's sources."""
-        t = self.products.into(self.buffer("p", len(sources)), self.rows.target_hidden[sources], self.head.T)
-        p = self.buffer("law", len(sources)) if self.names & DIVERGENCE else None
-        top = torch.empty_like(sources)
-        for first in range(0, len(sources), self.block):
-            above = slice(first, first + self.block)
-            top[above] = self.pointwise.target(t[above], None if p is None else p[above])
-        return (t, None, top) if p is None else (p, t, top)
-
     def gradients(self, piece: Chunk, grad: torch.Tensor, latent: torch.Tensor | None) -> None:
         """grad [C,V] of the logits -> states, latents and Markov matrix."""
-        hidden, of_latent, of_markov = self.grads
-        if hidden is not None:
-            hidden[piece.rows] = self.products.of(grad, self.head)
-        if latent is None:
+        of_hidden, of_latent, of_markov = self.grads
+        if of_hidden is not None:
+            of_hidden[piece.rows] = self.products.back(grad, self.head).to(self.wide)
+        if latent is None or self.markov is None:
             return
-        if self.shared and len(piece.widths) > 1:  # sum over the slots of a source
-            total = grad[: piece.widths[0]]
-            for offset, width in list(piece.layers())[1:]:
-                total[:width].add_(grad[offset : offset + width])
+        if self.shared:  # sum over the slots of a source
+            total, *others = piece.layers(grad)
+            for layer in others:
+                total[: len(layer)].add_(layer)
             grad = total
         if of_latent is not None:
             place = piece.sources if self.shared else self.latent_row[piece.rows]
-            of_latent.index_add_(0, place, self.products.of(grad, self.markov))
+            of_latent.index_add_(0, place, self.products.back(grad, self.markov).to(self.wide))
         if of_markov is not None:
-            self.products.onto(of_markov, grad.T, latent)
+            self.products.onto(of_markov, grad, latent)

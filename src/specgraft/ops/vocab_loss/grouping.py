@@ -22,11 +22,17 @@ class Chunk:
     rows: torch.Tensor  # [C] slots, layer after layer
     widths: tuple[int, ...]  # slots of each layer; descending, widths[0] = S, sum = C
 
-    def layers(self) -> Iterator[tuple[int, int]]:
-        """(offset in `rows`, width) of each layer."""
+    def layers(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[C, ...] in the order of `rows` -> one view a layer."""
+        return rows.split(self.widths)
+
+    def blocks(self, size: int) -> Iterator[tuple[slice, slice]]:
+        """Up to `size` slots of one layer: their places in `rows` and in `sources`."""
         offset = 0
         for width in self.widths:
-            yield offset, width
+            for first in range(0, width, size):
+                last = min(first + size, width)
+                yield slice(offset + first, offset + last), slice(first, last)
             offset += width
 
 

@@ -1,6 +1,7 @@
 """Losses and logit gradients of a few rows, in place: the closed forms of algorithms.md 3.2.
 
-Rows come few at a time so that z, p and the scratch of a row stay in the cache of a core between the passes.
+Rows come few at a time so that z, p and the scratch of a row stay in the cache of a core between the passes. Ops are chosen
+by their measured time on a CPU (benchmarks, docs/log.md): a pass costs more than its arithmetic.
 Legend: n rows of one block, V vocabulary.
 """
 
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from specgraft.ops.vocab_loss.naive import ALPHA_FLOOR, POINTWISE
+
+Named = Mapping[str, torch.Tensor]  # loss name -> [n]
 
 OVERLAP = frozenset(("tv", "l1", "alpha", "lk_alpha", "lk_hybrid"))
 DIVERGENCE = frozenset(("kl", "rkl", "jsd", "lk_hybrid"))
@@ -30,131 +34,151 @@ def expand(names: Collection[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+@dataclass(frozen=True)
+class Law:
+    """The target's side of some rows. Filled by `Pointwise.target`."""
+
+    p: torch.Tensor  # [n, V]
+    log_p: torch.Tensor | None  # [n, V] where a divergence is asked for
+    top: torch.Tensor  # [n] argmax
+
+    def __getitem__(self, here: slice) -> Law:
+        return Law(self.p[here], None if self.log_p is None else self.log_p[here], self.top[here])
+
+
 class Pointwise:
-    """Works on blocks of rows with its own scratch. `names` as `expand` gives them; `weighted`: those with a gradient."""
+    """Works on blocks of at most len(like) rows with its own scratch.
+
+    names: values, as `expand` gives them; weighted: those with a gradient; like [n,V]: shape and dtype of a block.
+    """
 
     def __init__(
-        self, names: frozenset[str], weighted: Collection[str], eta: float, softcap: float, like: torch.Tensor, rows: int
+        self, names: frozenset[str], weighted: Collection[str], eta: float, softcap: float, like: torch.Tensor
     ) -> None:
         self.names, self.weighted, self.eta, self.softcap = names, frozenset(weighted), eta, softcap
-        count = 2 + bool(names & {"jsd"}) + (softcap > 0)
-        self.scratch = [like.new_empty(rows, like.shape[-1]) for _ in range(count)]
+        self.like = like
+        self.held: dict[str, torch.Tensor] = {}
 
-    def target(self, t: torch.Tensor, p: torch.Tensor | None) -> torch.Tensor:
-        """Target logits t [n,V] become p in place, or log p with p in the second buffer. Returns their argmax [n]."""
-        if self.softcap > 0:
-            t.div_(self.softcap).tanh_().mul_(self.softcap)
-        value, index = t.max(-1)
-        if p is None:
-            torch.softmax(t, -1, out=t)
-        else:
-            torch.softmax(t, -1, out=p)
-            t.sub_(_log_total(value, index, p)[:, None])
-        return index
+    def scratch(self, name: str, rows: int) -> torch.Tensor:
+        """[rows, V], the same memory every time."""
+        if name not in self.held:
+            self.held[name] = torch.empty_like(self.like)
+        return self.held[name][:rows]
 
-    def draft(
-        self,
-        z: torch.Tensor,
-        labels: torch.Tensor,
-        p: torch.Tensor | None,
-        log_p: torch.Tensor | None,
-        target_top: torch.Tensor | None,
-        out: Mapping[str, torch.Tensor],
-        weights: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Draft logits z [n,V] -> values into `out` (name -> [n]); z becomes the gradient of the weighted sum.
+    def wide(self, z: torch.Tensor) -> torch.Tensor:
+        """z [n,V] itself, or its wide copy where it is narrow."""
+        return z if z.dtype == self.like.dtype else self.scratch("wide", len(z)).copy_(z)
 
-        labels [n]; p, log_p [n,V] and target_top [n] where the names need them; weights name -> [n].
+    def target(self, t: torch.Tensor) -> Law:
+        """The law of target logits t [S,V], which are overwritten; `like` rows at a time."""
+        log_p = t if self.names & DIVERGENCE else None
+        p = t if log_p is None else torch.empty_like(t)
+        top = torch.empty(len(t), dtype=torch.long, device=t.device)
+        for first in range(0, len(t), len(self.like)):
+            here = slice(first, first + len(self.like))
+            block = t[here]
+            if self.softcap > 0:
+                block.div_(self.softcap).tanh_().mul_(self.softcap)
+            value, top[here] = block.max(-1)
+            torch.softmax(block, -1, out=p[here])
+            if log_p is not None:
+                block.sub_(_log_total(value, top[here], p[here])[:, None])
+        return Law(p, log_p, top)
+
+    def draft(self, z: torch.Tensor, labels: torch.Tensor, law: Law | None, out: Named, weights: Named) -> None:
+        """Draft logits z [n,V] -> values into `out`; z becomes the gradient of the weighted sum.
+
+        labels [n]; law of the same rows, None where ce alone is asked for; weights: the weighted ones.
         """
-        count = z.shape[0]
-        q, work = self.scratch[0][:count], self.scratch[1][:count]
+        q = self.scratch("q", len(z))
         if self.softcap > 0:
             z.div_(self.softcap).tanh_()
-            slope = torch.mul(z, z, out=self.scratch[-1][:count]).neg_().add_(1)
+            slope = torch.mul(z, z, out=self.scratch("slope", len(z))).neg_().add_(1)
             z.mul_(self.softcap)
         value, index = z.max(-1)
         z_label = z.gather(-1, labels[:, None])[:, 0]
         torch.softmax(z, -1, out=q)
         lse = _log_total(value, index, q)
-        out["ce"].copy_(lse - z_label)
-        if "hit" in out:
-            assert target_top is not None
-            out["hit"].copy_(index == target_top)
-        if self.names & DIVERGENCE:
-            assert p is not None and log_p is not None
-            self._divergences(z, q, p, log_p, lse, work, out)
-        mean_below = None
-        if self.names & OVERLAP:
-            assert p is not None
-            mean_below = self._overlap(q, p, work, out)
-        if "lk_hybrid" in self.names:
-            share = torch.exp(-self.eta * out["alpha"])
-            out["lk_hybrid"].copy_(share * out["kl"] + (1 - share) * out["tv"])
+        torch.sub(lse, z_label, out=out["ce"])
+        if law is not None:
+            if "hit" in out:
+                out["hit"].copy_(index == law.top)
+            if law.log_p is not None:
+                self._divergences(z, q, law.p, law.log_p, lse, out)
+            if self.names & OVERLAP:
+                self._overlap(z, q, law.p, out)
+            if "lk_hybrid" in out:
+                share = torch.exp(-self.eta * out["alpha"])
+                out["lk_hybrid"].copy_(share * out["kl"] + (1 - share) * out["tv"])
         if self.weighted:
-            self._gradient(z, q, p, work, labels, mean_below, out, weights)
+            self._gradient(z, q, law, labels, out, weights)
             if self.softcap > 0:
                 z.mul_(slope)
 
-    def _divergences(self, z, q, p, log_p, lse, work, out) -> None:  # type: ignore[no-untyped-def]
-        """kl, rkl and jsd; z becomes log q, later log(q / mix) where jsd is asked for (its buffer: scratch[2])."""
-        z.sub_(lse[:, None])
-        torch.sub(log_p, z, out=work)  # log(p / q)
+    def _divergences(
+        self, z: torch.Tensor, q: torch.Tensor, p: torch.Tensor, log_p: torch.Tensor, lse: torch.Tensor, out: Named
+    ) -> None:
+        """kl, rkl, jsd. Leaves log(p/q) in scratch `ratio` and log(q/mix) in `mix`; z is free afterwards."""
+        z.sub_(lse[:, None])  # log q
+        ratio = torch.sub(log_p, z, out=self.scratch("ratio", len(z)))
         if "kl" in out:
-            out["kl"].copy_(torch.linalg.vecdot(p, work))
+            out["kl"].copy_(torch.linalg.vecdot(p, ratio))
         if "rkl" in out:
-            out["rkl"].copy_(-torch.linalg.vecdot(q, work))
+            out["rkl"].copy_(torch.linalg.vecdot(q, ratio).neg_())
         if "jsd" in out:
-            mix = torch.logaddexp(log_p, z, out=self.scratch[2][: len(z)]).sub_(math.log(2))
-            to_p = torch.linalg.vecdot(p, log_p - mix)
-            torch.sub(z, mix, out=mix)  # log(q / mix)
-            out["jsd"].copy_((to_p + torch.linalg.vecdot(q, mix)) / 2)
-        z.copy_(work)  # log(p / q), for the gradient of rkl
+            mix = torch.logaddexp(log_p, z, out=self.scratch("mix", len(z))).sub_(math.log(2))
+            of_p = torch.linalg.vecdot(p, log_p.sub(mix))
+            torch.sub(z, mix, out=mix)
+            out["jsd"].copy_((of_p + torch.linalg.vecdot(q, mix)) / 2)
 
-    def _overlap(self, q, p, work, out) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        """l1, tv and alpha; returns <q, b> [n] with b = 1[q < p], and leaves q b in `work`."""
-        if "lk_alpha" in self.names:  # -log alpha needs alpha itself, not 1 - tv
-            out["alpha"].copy_(torch.minimum(p, q, out=work).sum(-1))
-        torch.sub(p, q, out=work)
-        torch.linalg.vector_norm(work, 1, -1, out=out["l1"])
-        torch.mul(out["l1"], 0.5, out=out["tv"])
-        if "lk_alpha" in self.names:
+    def _overlap(self, z: torch.Tensor, q: torch.Tensor, p: torch.Tensor, out: Named) -> None:
+        """tv, l1, alpha, lk_alpha. z becomes q b, b = 1[q < p]."""
+        gap = self.scratch("gap", len(z))
+        if "lk_alpha" in out:  # -log alpha needs alpha itself, not 1 - tv
+            torch.sum(torch.minimum(p, q, out=gap), -1, out=out["alpha"])
             out["lk_alpha"].copy_(-out["alpha"].clamp_min(ALPHA_FLOOR).log())
-        else:
-            out["alpha"].copy_(1 - out["tv"])
-        torch.ops.aten.threshold_backward.grad_input(q, work, 0, grad_input=work)  # q where p - q > 0
-        return work.sum(-1)
+        torch.sub(p, q, out=gap)
+        torch.ops.aten.threshold_backward.grad_input(q, gap, 0, grad_input=z)  # q where gap > 0, else 0, in one pass
+        torch.sum(gap.clamp_min_(0), -1, out=out["tv"])  # sum |p - q| = 2 sum (p - q)+
+        torch.mul(out["tv"], 2, out=out["l1"])
+        if "lk_alpha" not in out:
+            torch.sub(1, out["tv"], out=out["alpha"])
 
-    def _gradient(self, z, q, p, work, labels, mean_below, out, weights) -> None:  # type: ignore[no-untyped-def]
-        """ce: q - onehot; kl: q - p; tv: -q (b - <q,b>); rkl: q (log(q/p) - rkl); jsd: q (g - <q,g>) / 2, g = log(q/mix)."""
+    def _gradient(
+        self, z: torch.Tensor, q: torch.Tensor, law: Law | None, labels: torch.Tensor, out: Named, weights: Named
+    ) -> None:
+        """z becomes the sum of w times
+        ce: q - onehot; kl: q - p; tv: -q (b - <q,b>); rkl: q (log(q/p) - rkl); jsd: q (g - <q,g>) / 2 with g = log(q/mix).
+        """
         zero = torch.zeros_like(out["ce"])
         w_ce, w_kl = weights.get("ce", zero), weights.get("kl", zero)
         w_tv = weights.get("tv", zero) + 2 * weights.get("l1", zero)
         if "lk_alpha" in weights:
             alpha = out["alpha"]
-            w_tv = w_tv + torch.where(alpha >= ALPHA_FLOOR, weights["lk_alpha"] / alpha.clamp_min(ALPHA_FLOOR), zero)
+            w_tv = w_tv + weights["lk_alpha"] / alpha.clamp_min(ALPHA_FLOOR) * (alpha >= ALPHA_FLOOR)
         if "lk_hybrid" in weights:
             share = torch.exp(-self.eta * out["alpha"])
             w_kl = w_kl + weights["lk_hybrid"] * share
             w_tv = w_tv + weights["lk_hybrid"] * (1 - share)
-        factor = w_ce + w_kl
-        if mean_below is not None:
-            factor = factor + w_tv * mean_below
-        if "rkl" in weights:
-            z.add_(out["rkl"][:, None]).mul_(-weights["rkl"][:, None]).add_(factor[:, None]).mul_(q)
+        work = self.scratch("gap", len(z))
+        if self.weighted & OVERLAP:
+            factor = w_ce + w_kl + w_tv * z.sum(-1)  # <q,b>
+            z.mul_(-w_tv[:, None]).add_(torch.mul(q, factor[:, None], out=work))
         else:
-            torch.mul(q, factor[:, None], out=z)
+            torch.mul(q, (w_ce + w_kl)[:, None], out=z)
+        if "rkl" in weights:
+            ratio = self.scratch("ratio", len(z)).add_(out["rkl"][:, None])
+            z.sub_(ratio.mul_(weights["rkl"][:, None]).mul_(q))
         if "jsd" in weights:
-            log_ratio = self.scratch[2][: len(z)]
-            half = (weights["jsd"] / 2)[:, None]
-            z.add_(log_ratio.sub_(torch.linalg.vecdot(q, log_ratio)[:, None]).mul_(half).mul_(q))
-        if mean_below is not None:
-            z.sub_(work.mul_(w_tv[:, None]))
-        if "kl" in weights or "lk_hybrid" in weights:
-            z.sub_(torch.mul(p, w_kl[:, None], out=work))
+            mix = self.scratch("mix", len(z))
+            mix.sub_(torch.linalg.vecdot(q, mix)[:, None]).mul_(weights["jsd"][:, None] / 2)
+            z.add_(mix.mul_(q))
+        if law is not None and ("kl" in weights or "lk_hybrid" in weights):
+            z.sub_(torch.mul(law.p, w_kl[:, None], out=work))
         if "ce" in weights:
             z.scatter_add_(-1, labels[:, None], -w_ce[:, None])
 
 
 def _log_total(value: torch.Tensor, index: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
-    """log sum exp of logits with maximum `value` at `index`, from their softmax: the largest probability is 1 / total."""
+    """log sum exp of logits with maximum `value` at `index`, from their softmax: its largest probability is 1 / total."""
     return value - law.gather(-1, index[:, None])[:, 0].log()
