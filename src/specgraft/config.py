@@ -308,6 +308,8 @@ def _nearest(keys: list[str]) -> str:
     own = sections.get(head, [])
     by_leaf = {key: f"{name}.{key}" for name, known in sections.items() for key in known}
     by_name = {name: name for name in sections}
+    if own and leaf in by_leaf:  # the right key in the wrong section
+        return f"; did you mean `{by_leaf[leaf]}`?"
     for known in ({key: f"{head}.{key}" for key in own}, by_name if not own else {}, by_leaf):
         if close := difflib.get_close_matches(leaf if known is not by_name else head, list(known), n=1, cutoff=0.6):
             return f"; did you mean `{known[close[0]]}`?"
