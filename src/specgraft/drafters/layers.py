@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from specgraft.drafters.config import DrafterConfig
+from specgraft.ops.block_attention.choose import block_attention
 from specgraft.ops.block_attention.spans import Spans
-from specgraft.ops.block_attention.two_part import block_attention
 
 
 class RMSNorm(nn.Module):
