@@ -1,4 +1,5 @@
-"""Sampled output has the target's law: exact enumeration against thousands of draws, and a planted error is seen."""
+"""Sampled output has the target's law, whatever draws the drafts: exact enumeration against thousands of draws, and a
+planted error is seen."""
 
 from __future__ import annotations
 
@@ -63,14 +64,40 @@ def drawn(both, law):
     return requests
 
 
+INDEPENDENT = {"dflash": {"kind": "dflash"}, "mtp": {"kind": "mtp"}}
+MARKOV = {"vanilla": {"bigram": 0.5}, "gated": {"markov_head": "gated"}, "rnn": {"markov_head": "rnn"}}
+KINDS = {**INDEPENDENT, **MARKOV}
+
+
 @pytest.fixture(scope="module")
-def both(tiny_target, tiny_drafter):
+def make(tiny_target, tiny_drafter):
     target = tiny_target(vocab=VOCAB, layers=2, end=0, spread=0.3, markov=8.0, seed=6)
-    return pair(target, tiny_drafter(target, draft_tokens=2, rank=8, mask_token_id=1, bigram=0.5))
+
+    def make(kind):
+        drafter = tiny_drafter(target, draft_tokens=2, rank=8, mask_token_id=1, **{"bigram": 0.0, **KINDS[kind]})
+        generator = torch.Generator().manual_seed(2)
+        for name, parameter in drafter.named_parameters():
+            if name.startswith("heads.") or (name.startswith("markov_head.") and kind != "vanilla"):
+                parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))  # they start at zero
+        return pair(target, drafter)
+
+    return make
 
 
-@pytest.mark.parametrize("law", [Law(1.0), Law(1.3, 0.95, 4)])
-def test_chi_square_against_the_exact_law(both, law):
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        ("vanilla", Law(1.0)),
+        ("vanilla", Law(1.3, 0.95, 4)),
+        ("gated", Law(1.0)),
+        ("rnn", Law(1.0)),
+        ("dflash", Law(1.0)),
+        ("mtp", Law(1.3, 0.95, 4)),
+    ],
+    ids=str,
+)
+def test_chi_square_against_the_exact_law(make, kind, law):
+    both = make(kind)
     requests = drawn(both, law)
     verdicts = [v for request in requests for v in request.rounds]
     refused = sum(v.accepted < v.proposed and len(v.committed) > v.accepted for v in verdicts) / len(verdicts)
@@ -80,9 +107,10 @@ def test_chi_square_against_the_exact_law(both, law):
     assert statistic < quantile(freedom)
 
 
-def test_a_residual_left_out_is_seen(both, monkeypatch):
-    law = Law(1.0)
-    monkeypatch.setattr(verify, "behind", lambda p, q, accepted: p[torch.arange(len(p)), accepted])
+@pytest.mark.parametrize("kind", ["vanilla", "mtp"])
+def test_a_residual_left_out_is_seen(make, kind, monkeypatch):
+    law, both = Law(1.0), make(kind)
+    monkeypatch.setattr(verify, "behind", lambda p, q, accepted, *lengths: p[torch.arange(len(p)), accepted])
     statistic, freedom = chi_square(
         exact_law(both.target, law), [tuple(request.output) for request in drawn(both, law)]
     )
