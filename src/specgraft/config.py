@@ -125,8 +125,9 @@ class DistillSection(Section):
     confidence: Weight = Field(None, description="BCE of the confidence head against the overlap")
     lk_eta: float = Field(3.0, ge=0)
     dpace_delta: float = Field(0.5, ge=0, le=1)
-    selector_missing: Literal["mask", "inject"] = Field(
-        "mask", description="a label outside the candidates: leave the slot out (NeMo), or put it in place of the last one (speculators)"
+    selector_missing: Literal["auto", "mask", "inject"] = Field(
+        "auto",
+        description="a label outside the candidates: leave the slot out (`mask`, NeMo), or put it in place of the last one (`inject`, speculators: the target's most likely token is the label); `auto`: inject with preset dflash2_kl",
     )
     decay: float = Field(4.0, gt=0, description="gamma_w: slot j weighs exp(-(j-1)/decay)")
     slot_sampling: bool = Field(
@@ -141,6 +142,11 @@ class DistillSection(Section):
             if getattr(self, name) is not None:
                 found[name] = getattr(self, name)
         return {name: value for name, value in found.items() if value > 0}
+
+    @property
+    def injects(self) -> bool:
+        """The selector learns the target's most likely token, put among the candidates where it is missing."""
+        return self.selector_missing == "inject" or (self.selector_missing == "auto" and self.preset == "dflash2_kl")
 
     @model_validator(mode="after")
     def _sampled_slots(self) -> DistillSection:

@@ -80,7 +80,7 @@ def by_hand(drafter, shared, batch, options):
     w, mix = dict(drafter.named_parameters()), options.weights("dflash2")
     hidden = drafter(shared, batch.texts, batch.anchors.position)
     decay, mask = decay_weights(G, options.decay).tolist(), batch.anchors.mask
-    inject = options.selector_missing == "inject"
+    inject = options.injects
     values = {}
     for row, block, slot in mask.nonzero().tolist():
         before = int(batch.anchors.position[row, block]) + slot

@@ -97,7 +97,7 @@ def objective(
         mask, decay = mask & (drawn < decay), torch.ones_like(decay)
     slots = supervised(batch, mask)
     confident = drafter.confidence_head is not None and "confidence" in mix
-    inject = "selector" in mix and options.selector_missing == "inject"
+    inject = "selector" in mix and options.injects
     inputs = slot_inputs(drafter, shared, batch, hidden, slots, confident or inject or bool(set(mix) & READS_TARGET))
     weight = decay[slots.slot]
     parts = slot_parts(unary, weight) | block_parts(unary, options, shared, inputs, mask, compute)

@@ -91,8 +91,11 @@ def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversatio
         say(f"train: {empty} of {len(conversations)} answers have fewer than two tokens inside train.max_length={max_length}")
 
 
+BY_SLOT = ("alpha", "hit", "recall", "mass", "oracle", "path")  # one plus the sum of `oracle` or `path` is an accept length
+
+
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Means of a step for the metrics file: the loss, every loss that was computed, alpha and hit per supervised slot."""
+    """Means of a step for the metrics file: the loss, every loss that was computed; per slot what acceptance is made of."""
     row: dict[str, Any] = {"loss": float(outcome.loss.detach())}
     sums = outcome.sums
     total = float(sums["count"].sum())
@@ -100,7 +103,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         return row | {"slots": 0}
     count = sums["count"].clamp(min=1)
     for name, values in sums.items():
-        if name in ("alpha", "hit"):
+        if name in BY_SLOT:
             row[name] = (values / count).tolist()
         elif name != "count":
             row["confidence" if name == "bce" else name] = float(values.sum()) / total
