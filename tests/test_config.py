@@ -32,7 +32,7 @@ def test_defaults_are_valid_and_survive_a_round_trip() -> None:
     config = load_config(None)
     assert config == RunConfig() == RunConfig.model_validate(config.model_dump(mode="json"))
     assert config.drafters.draft_tokens == 7 and config.distill.decay == 4.0
-    assert (config.distill.ce, config.distill.l1, config.distill.confidence) == (0.1, 0.9, 1.0)
+    assert config.distill.weights("dspark") == {"ce": 0.1, "l1": 0.9, "confidence": 1.0}
 
 
 def test_sections_are_frozen() -> None:
