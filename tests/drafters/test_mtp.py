@@ -193,18 +193,18 @@ def test_states_kept_while_decoding_are_the_training_forwards(drafter, shared):
         ({1: 5}, set()),
         ({0: 2, 1: 1, 2: 5, 3: 1}, set()),
     ]
-    for counts, new in rounds:
+    for number, (counts, new) in enumerate(rounds):
         rows = torch.tensor(sorted(counts))
-        width = max(counts.values()) + 1  # one more than any row keeps
+        width = max(counts.values()) + number % 2  # at times one more than any row keeps
         piece = torch.randn(len(rows), width, 2, 32, generator=generator, dtype=F64)
         tokens = torch.randint(2, 64, (len(rows), width + 1), generator=generator)
         cache.reset(torch.tensor(sorted(new), dtype=torch.long))
-        for number, row in enumerate(rows.tolist()):
+        for place, row in enumerate(rows.tolist()):
             if row in new:
-                texts[row], taps[row] = [int(tokens[number, 0])], piece[number, :0]
-            tokens[number, 0] = texts[row][-1]
-            texts[row] += tokens[number, 1 : counts[row] + 1].tolist()
-            taps[row] = torch.cat([taps[row], piece[number, : counts[row]]])
+                texts[row], taps[row] = [int(tokens[place, 0])], piece[place, :0]
+            tokens[place, 0] = texts[row][-1]
+            texts[row] += tokens[place, 1 : counts[row] + 1].tolist()
+            taps[row] = torch.cat([taps[row], piece[place, : counts[row]]])
         cache.append(piece, tokens, torch.tensor([counts[row] for row in rows.tolist()]), rows)
         for row, ids in texts.items():
             assert int(cache.lengths[row]) == len(ids) - 1 == len(taps[row])
@@ -246,6 +246,20 @@ def test_half_precision_matrices_propose_what_float32_does(tiny_target, tiny_dra
         assert cache.extra["state"].dtype == torch.float32
         found.append(cache.extra["state"])
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 0.02
+
+
+@torch.no_grad()
+def test_half_precision_products_keep_a_float32_state(tiny_target, tiny_drafter):
+    """Training in bfloat16: float32 weights under autocast."""
+    target = tiny_target()
+    shared, drafter = Shared.of(target, 0), scramble(tiny_drafter(target, kind="mtp", taps=(0, 2)), 0.1)
+    texts = texts_of()
+    texts = Texts(texts.input_ids, texts.taps.bfloat16(), texts.starts)
+    exact = drafter(shared, Texts(texts.input_ids, texts.taps.float(), texts.starts), every(texts))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = drafter(shared, texts, every(texts))
+    assert half.dtype == torch.float32
+    assert 0 < float((half - exact).norm() / exact.norm()) < 0.02
 
 
 @torch.no_grad()

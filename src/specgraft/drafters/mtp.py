@@ -53,7 +53,8 @@ class MTP(Drafter):
         before = before.masked_fill((texts.positions == 0)[..., None], 0)
         x = self.inputs(before, shared.embed(texts.input_ids))
         place = torch.arange(x.shape[1], device=x.device).expand_as(texts.starts)
-        return self.run(x, texts.positions, texts.starts, place, lambda index, new: new)
+        # causal attention: every token is a block of one slot
+        return self.run(x[:, :, None], texts.positions[..., None], texts.starts, place, lambda index, new: new)[:, :, 0]
 
     def states(self, shared: Shared, texts: Texts, encoded: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         return self.apply_heads(encoded.gather(1, anchors[..., None].expand(-1, -1, encoded.shape[2])))
@@ -99,19 +100,19 @@ class MTP(Drafter):
         end: torch.Tensor,
         keep: Callable[[int, KeyValue], KeyValue],
     ) -> torch.Tensor:
-        """z [B,T,D] at positions [B,T] -> u [B,T,D]; each reads itself and the places [first, end) [B,T].
+        """z [B,N,S,D] at positions [B,N,S] -> u [B,N,S,D]; a slot reads itself, those before it in its block, and the
+        places [first, end) [B,N].
 
-        `keep(i, new)` gives the keys and values of all places of layer i, those of x among them.
+        `keep(i, new)` takes keys and values [B,N*S,Hk,d] of layer i, and gives those of all places.
         """
         cos, sin = rope_tables(positions, self.config.head_dim, self.config.rope_theta)
-        full = Spans(first, end)  # causal attention: every token is a block of one slot
+        full = Spans(first, end, causal=True)
         sliding = replace(full, window=self.config.sliding_window)
-        x = x[:, :, None]
         for index, (layer, kind) in enumerate(zip(self.layers, self.config.layer_types, strict=True)):
-            new = layer.self_attn.keys_values(layer.input_layernorm(x[:, :, 0]), cos, sin)  # type: ignore[union-attr, operator]
-            spans = sliding if kind == SLIDING else full
-            x = layer(x, keep(index, new), spans, cos[:, :, None], sin[:, :, None])
-        return self.norm(x[:, :, 0])
+            key, value = layer.self_attn.keys_values(layer.input_layernorm(x), cos, sin)  # type: ignore[union-attr, operator]
+            context = keep(index, (key.flatten(1, 2), value.flatten(1, 2)))
+            x = layer(x, context, sliding if kind == SLIDING else full, cos, sin)
+        return self.norm(x)
 
     def extend(
         self,
@@ -127,10 +128,17 @@ class MTP(Drafter):
         places = cache.places(rows, tokens.shape[1])[:, skip:]
         before = F.pad(self.context(taps), (0, 0, 1, 0))[:, skip:]
         x = self.inputs(before, shared.embed(tokens[:, skip:]))
+        # what a round commits is one block; a prompt is not, as blocks know no window
+        short = places.shape[1] <= self.config.draft_tokens + 1
+        blocks = places[:, None] if short else places[..., None]
         reach = int(places.max())
         state = self.run(
-            x, places, torch.zeros_like(places), places, lambda index, new: grow(cache, index, new, rows, places, reach)
-        )
+            x.view(*blocks.shape, -1),
+            blocks,
+            torch.zeros_like(blocks[..., 0]),
+            blocks[..., 0],
+            lambda index, new: grow(cache, index, new, rows, places, reach),
+        ).flatten(1, 2)
         kept = cache.extra.setdefault(STATE, state.new_zeros(cache.rows, state.shape[2]))
         kept[rows] = state[torch.arange(len(rows), device=state.device), counts - skip]
 
