@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,10 +11,15 @@ import torch
 from specgraft.config import DraftersSection, RunConfig
 from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.layouts.registry import read
 from specgraft.drafters.registry import build
-from specgraft.drafters.warm import copy_layers, start_fc, start_markov
+from specgraft.drafters.store import WEIGHTS, load_drafter
+from specgraft.drafters.warm import copy_layers, fits, start_fc, start_from, start_markov
+from specgraft.log import say
 from specgraft.records import Conversation
+from specgraft.run_dir import RunDir
 from specgraft.targets.model import Target
+from specgraft.train.checkpoint import STATE, checkpoints, latest, verify
 
 MASK_TOKENS = {"smollm2": 16}  # <empty_output>: reserved in the vocabulary, never written by the target
 
@@ -83,14 +89,41 @@ def spread_layers(layers: int, count: int) -> list[int]:
     return sorted({round(i * (layers - 1) / max(count - 1, 1)) for i in range(count)})
 
 
+def warm_source(folder: Path) -> Drafter:
+    """A drafter from a checkpoint of ours, the newest one of a run, or a published layout. Raises ValueError for another folder."""
+    try:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder")
+        for root in (RunDir(folder).checkpoints, folder):
+            if checkpoints(root):
+                return load_drafter(latest(root))
+        if (folder / WEIGHTS).is_file():
+            return load_drafter(verify(folder) if (folder / STATE).is_file() else folder)
+        return read(folder)
+    except ValueError as error:
+        raise ValueError(f"drafters.warm_from: {error}") from None
+
+
 def new_drafter(
-    config: RunConfig, target: Target, taps: list[int], conversations: Iterable[Conversation] = ()
+    config: RunConfig, target: Target, taps: list[int], conversations: Iterable[Conversation] = (), start: bool = True
 ) -> Drafter:
-    """A drafter with the starting values that the run file asks for; the same seed gives the same values."""
+    """A drafter with the starting values that the run file asks for; the same seed gives the same values.
+
+    Without `start` the values are random: those of a checkpoint come in their place, and what they began as is not needed.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         drafter = build(drafter_config(config, target, taps))
     part = config.drafters
+    if not start:
+        return drafter.to(target.device)
+    if part.warm_from:
+        if part.warm_layers != "none" or part.warm_fc != "none":
+            raise ValueError('drafters.warm_from and drafters.warm_layers or warm_fc start the same weights: set the latter to "none"')
+        source = warm_source(Path(part.warm_from))
+        if part.warm_markov and source.markov_head is not None and fits("markov_head.", drafter.config, source.config):
+            raise ValueError("drafters.warm_from brings a Markov head: set drafters.warm_markov=false")
+        say(f"train: started from {start_from(drafter, source, part.warm_from)}")
     if part.warm_layers != "none":
         ids = spread_layers(target.num_layers, part.layers) if part.warm_layers == "spread" else list(part.warm_layers)
         if bad := [i for i in ids if not 0 <= i < target.num_layers]:

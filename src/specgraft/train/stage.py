@@ -47,17 +47,18 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
     reader = ShardReader(run.features, "train", header, keep=splits["train"])
     held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
     refuse_nothing_to_learn(part.max_length, [c for c in conversations if c.split == "train"])
-    drafter = new_drafter(config, target, header["taps"], conversations)
+    found = checkpoints(run.checkpoints)
+    drafter = new_drafter(config, target, header["taps"], conversations, start=not found)
     shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
     settings = train_settings(config, reader)
-    found = checkpoints(run.checkpoints)
     first = restore(found[-1], drafter, optimizer, settings) if found else 0
     if first >= part.steps:
         return
     metrics = Metrics(run.metrics, first)
     batches = step_batches(
-        reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device
+        reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device,
+        part.row_tokens if part.packing == "rows" else 0,
     )  # fmt: skip
     with progress("train", part.steps) as bar, MemoryStream(batches, bound=2) as stream:
         bar.at(first)
