@@ -104,37 +104,57 @@ def objective(
     denominators = dict(zip(parts, total(torch.stack([part.denominator for part in parts.values()])), strict=True))
     weights: dict[str, torch.Tensor] = {}
     for name, part in parts.items():
-        for loss, value in part.weights.items():
-            weights[loss] = weights.get(loss, 0.0) + value / (denominators[name] + LEAST)
+        for pointwise, each in part.weights.items():
+            weights[pointwise] = weights.get(pointwise, 0.0) + each / (denominators[name] + LEAST)
     wanted = {"alpha", "hit"} if inputs.rows.target_hidden is not None and drafter.selector is None else set()
     value, losses, top = weighted_losses(
         inputs.rows, shared.head, inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows, compute=compute,
         top_k=0 if drafter.selector is None else drafter.selector.top_k,
     )  # fmt: skip
-    numerators = {name: part.numerator(losses) for name, part in parts.items()}
-    sums = slot_sums(losses, slots.slot, len(decay))
+    shown = Shown({name: part.numerator(losses) for name, part in parts.items()}, denominators, slot_sums(losses, slots.slot, len(decay)))
     if confident:
-        assert drafter.confidence_head is not None and losses.alpha is not None
-        logit = drafter.confidence_head(inputs.rows.hidden, inputs.embedded)
-        bce = F.binary_cross_entropy_with_logits(logit, losses.alpha.clamp(0, 1).to(logit.dtype), reduction="none")
-        value = value + mix["confidence"] * (weight * bce).sum() / (denominators["slots"] + LEAST)
-        numerators["confidence"] = mix["confidence"] * (weight * bce.detach()).sum()
-        denominators["confidence"] = denominators["slots"]
-        sums["bce"] = by_slot(bce.detach(), slots.slot, len(decay))
+        value = value + mix["confidence"] * confidence_part(drafter, inputs, losses, weight, mix["confidence"], shown)
     if drafter.selector is not None and top is not None:
         before = batch.texts.input_ids.flatten()[slots.places][slots.source]
         candidates = candidates_of(drafter.selector, inputs.rows, before, top, shared.head, inject, options.chunk_rows, compute)
         taught = parts["dpace"].weights["ce"] / mix["dpace"] if "dpace" in parts else weight
         term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options)
         value = value + term.value
-        numerators |= term.numerators
-        denominators |= term.denominators
-        sums |= {name: by_slot(values, slots.slot, len(decay)) for name, values in term.slots.items()}
+        shown.add(term.numerators, term.denominators, {name: by_slot(each, slots.slot, len(decay)) for name, each in term.slots.items()})
     if not len(slots):  # a rank without slots still takes part in the reduction
         value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
-    true = sum(numerators[name] / (denominators[name] + LEAST) for name in numerators)
-    loss = (value + (true - value).detach()) * world()  # the end-to-end part steps along its gradient, and shows its value
-    return Outcome(loss, numerators, denominators, sums)
+    total_loss = (value + (shown.loss() - value).detach()) * world()  # the end-to-end part steps along its gradient, and shows its value
+    return Outcome(total_loss, shown.numerators, shown.denominators, shown.sums)
+
+
+@dataclass
+class Shown:
+    """What a step reports, without graph; grows part by part."""
+
+    numerators: dict[str, torch.Tensor]
+    denominators: dict[str, torch.Tensor]
+    sums: dict[str, torch.Tensor]
+
+    def add(self, numerators: dict[str, torch.Tensor], denominators: dict[str, torch.Tensor], sums: dict[str, torch.Tensor]) -> None:
+        self.numerators |= numerators
+        self.denominators |= denominators
+        self.sums |= sums
+
+    def loss(self) -> torch.Tensor:
+        return sum((n / (self.denominators[name] + LEAST) for name, n in self.numerators.items()), self.sums["count"].new_zeros(()))
+
+
+def confidence_part(
+    drafter: Drafter, inputs: Inputs, losses: SlotLosses, weight: torch.Tensor, scale: float, shown: Shown
+) -> torch.Tensor:
+    """BCE of the confidence logits against the overlap under slot weights [R], as numerator / denominator (DSpark eq. 12)."""
+    assert drafter.confidence_head is not None and losses.alpha is not None
+    logit = drafter.confidence_head(inputs.rows.hidden, inputs.embedded)
+    bce = F.binary_cross_entropy_with_logits(logit, losses.alpha.clamp(0, 1).to(logit.dtype), reduction="none")
+    every = (weight * bce).sum()
+    sums = {"bce": by_slot(bce.detach(), inputs.slots.slot, len(shown.sums["count"]))}
+    shown.add({"confidence": scale * every.detach()}, {"confidence": shown.denominators["slots"]}, sums)
+    return every / (shown.denominators["slots"] + LEAST)
 
 
 @dataclass(frozen=True)
