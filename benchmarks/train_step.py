@@ -1,7 +1,8 @@
 """One training step, forward and backward, of ours against the released packages on this CPU: time, memory, growth.
 
     python benchmarks/train_step.py [--json PATH] [--quick] [--shape tiny|large|both] [--only dspark|dflash]
-                                    [--peers speculators,specforge,automodel|none] [--repeats 3] [--threads 2]
+                                    [--precision fp32|bf16|both] [--peers speculators,specforge,automodel|none]
+                                    [--repeats 3] [--threads 2]
 
 Every contender is a process of its own, in its own environment (`peers/environments.py`), kept alive while its row is
 measured: same random features, same starting values, anchors drawn by its own code. Contenders take turns, in the other
@@ -107,9 +108,10 @@ class Worker:
             self.row.steps.append(step)
 
     def close(self) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
         self.errors.close()
 
 
@@ -163,12 +165,15 @@ def slope(rows: dict[int, Row]) -> float | None:
     return (rows[high].median("peak_mib") - rows[low].median("peak_mib")) / (high - low)
 
 
-def growth(contenders: list[Contender], task: dict[str, Any], key: str, sizes: tuple[int, ...], repeats: int) -> dict[str, Any]:
-    """Time and peak of every contender while one number of the task grows."""
+def growth(
+    contenders: list[Contender], task: dict[str, Any], key: str, sizes: tuple[int, ...], known: list[Row]
+) -> dict[str, Any]:
+    """Time and peak of every contender while one number of the task grows; one step each, `known` rows are not repeated."""
     found: dict[str, dict[int, Row]] = {contender.name: {} for contender in contenders}
     for size in sizes:
-        for row in measure(contenders, {**task, key: size}, repeats):
-            found[row.contender][size] = row
+        for row in known if size == task[key] else measure(contenders, {**task, key: size}, 1):
+            if row.contender in found:
+                found[row.contender][size] = row
     table: dict[str, Any] = {
         name: {str(size): row.report() for size, row in rows.items()} | {"mib_per_" + key: slope(rows)} for name, rows in found.items()
     }
@@ -189,18 +194,13 @@ def peers_of(names: list[str]) -> tuple[list[Contender], dict[str, str]]:
     return found, missing
 
 
-def same_losses(contenders: list[Contender], task: dict[str, Any]) -> dict[str, float | None]:
-    """Loss of every contender where each draws every legal anchor: equal values mean the same mathematics."""
-    rows = measure(contenders, {**task, "anchors": task["context"] - 1}, 1)
-    return {row.contender: row.median("loss") if row.steps else None for row in rows}
-
-
 def settings() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="one repeat, no peers in the growth tables")
     parser.add_argument("--shape", choices=("tiny", "large", "both"), default="both")
     parser.add_argument("--only", choices=("dspark", "dflash"))
+    parser.add_argument("--precision", choices=("fp32", "bf16", "both"), default="both")
     parser.add_argument("--peers", default=",".join(PEERS), help="names with commas, or none")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -213,34 +213,69 @@ def settings() -> argparse.Namespace:
     return args
 
 
+class Run:
+    """What was asked for, who takes part, and what has been found so far; the JSON is written after every row."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        script = Path(__file__).parent / "peers" / "specgraft_step.py"
+        self.ours, self.naive = Contender(OURS, sys.executable, script), Contender(NAIVE, sys.executable, script, "naive")
+        self.peers, missing = peers_of(args.names)
+        self.drafters = [args.only] if args.only else ["dspark", "dflash"]
+        self.precisions = ["fp32", "bf16"] if args.precision == "both" else [args.precision]
+        self.shapes = ["tiny", "large"] if args.shape == "both" else [args.shape]
+        empty = {f"{kind}_vs_{name}": None for kind in ("speed", "memory") for name in (*PEERS, "best")}
+        self.result: dict[str, Any] = {**empty, "settings": {**vars(args), "json": str(args.json)}, "not_measured": missing, "rows": []}
+
+    def task(self, shape: str, drafter: str, precision: str) -> dict[str, Any]:
+        return {**SHAPES[shape], "drafter": drafter, "precision": precision, "threads": self.args.threads}
+
+    def save(self) -> None:
+        if self.args.json:
+            self.args.json.write_text(json.dumps(self.result, indent=2) + "\n")
+
+    def compare(self, shape: str, drafter: str, precision: str) -> list[Row]:
+        """All contenders at one task; our naive losses too where the growth tables read them."""
+        naive = [self.naive] if (drafter, precision) == ("dspark", "fp32") else []
+        rows = measure([self.ours, *self.peers, *naive], self.task(shape, drafter, precision), self.args.repeats)
+        found = ratios(rows)
+        self.result.setdefault(shape, {}).setdefault(drafter, {})[precision] = found
+        if (shape, drafter, precision) == ("large", "dspark", "fp32"):
+            self.result |= found
+        self.result["rows"] += [{"shape": shape, **row.report()} for row in rows]
+        self.save()
+        return rows
+
+    def same_losses(self, drafter: str) -> None:
+        """Loss of every contender where each draws every legal anchor: equal values mean the same mathematics."""
+        task = self.task("tiny", drafter, "fp32")
+        rows = measure([self.ours, *self.peers], {**task, "anchors": task["context"] - 1}, 1)
+        losses = {row.contender: row.median("loss") if row.steps else None for row in rows}
+        self.result.setdefault("loss_of_all_anchors", {})[drafter] = losses
+
+    def grow(self, known: list[Row]) -> None:
+        task, both = self.task("large", "dspark", "fp32"), [self.ours, self.naive]
+        self.result["anchors"] = growth(both if self.args.quick else [*both, *self.peers], task, "anchors", ANCHORS, known)
+        self.save()
+        self.result["vocab"] = growth(both, task, "vocab", VOCABULARIES, known)
+        self.save()
+
+
 def main() -> None:
-    args = settings()
-    script = Path(__file__).parent / "peers" / "specgraft_step.py"
-    ours, naive = Contender(OURS, sys.executable, script), Contender(NAIVE, sys.executable, script, "naive")
-    peers, missing = peers_of(args.names)
-    result: dict[str, Any] = {"not_measured": missing, "rows": []}
+    run = Run(settings())
     print(f"{'what':7} {'shape':24} {'prec.':5} {'contender':12} {'proc. s':>9} {'wall s':>8} {'peak MiB':>9} {'slots/proc s':>11}")
-    drafters = [args.only] if args.only else ["dspark", "dflash"]
-    for shape in ("tiny", "large") if args.shape == "both" else (args.shape,):
-        for drafter in drafters:
-            base = {**SHAPES[shape], "drafter": drafter, "threads": args.threads}
-            if shape == "tiny":
-                result.setdefault("loss_of_all_anchors", {})[drafter] = same_losses([ours, *peers], {**base, "precision": "fp32"})
-            for precision in ("fp32", "bf16"):
-                rows = measure([ours, *peers, naive], {**base, "precision": precision}, args.repeats)
-                result.setdefault(shape, {}).setdefault(drafter, {})[precision] = ratios(rows)
-                result["rows"] += [{"shape": shape, **row.report()} for row in rows]
-    if args.shape != "tiny" and "dspark" in drafters:
-        base = {**SHAPES["large"], "drafter": "dspark", "precision": "fp32", "threads": args.threads}
-        every = [ours, naive] if args.quick else [ours, naive, *peers]
-        result["anchors"] = growth(every, base, "anchors", ANCHORS, args.repeats)
-        result["vocabulary"] = growth([ours, naive], base, "vocab", VOCABULARIES, args.repeats)
-    headline = result.get("large", {}).get("dspark", {}).get("fp32", {})
-    empty = {f"{kind}_vs_{name}": None for kind in ("speed", "memory") for name in (*PEERS, "best")}
-    result = {**empty, **headline, "settings": {**vars(args), "json": str(args.json)}, **result}
-    report(result)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    known: list[Row] = []
+    for shape in run.shapes:
+        for drafter in run.drafters:
+            if shape == "tiny" and run.peers:
+                run.same_losses(drafter)
+            for precision in run.precisions:
+                rows = run.compare(shape, drafter, precision)
+                if (shape, drafter, precision) == ("large", "dspark", "fp32"):
+                    known = rows
+    if known:
+        run.grow(known)
+    report(run.result)
 
 
 def report(result: dict[str, Any]) -> None:
@@ -249,13 +284,13 @@ def report(result: dict[str, Any]) -> None:
             for precision, found in table.items():
                 shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if value is not None)
                 print(f"{shape} {drafter} {precision}: {shown or 'no peers'}")
-    for key, unit in (("anchors", "anchor"), ("vocab", "token")):
-        table = result.get("vocabulary" if key == "vocab" else key, {})
+    for key in ("anchors", "vocab"):
+        table = result.get(key, {})
         for name, rows in table.items():
-            if isinstance(rows, dict) and rows.get("mib_per_" + key) is not None:
-                print(f"peak of {name} grows by {rows['mib_per_' + key]:.4f} MiB per {unit}")
+            if isinstance(rows, dict) and rows["mib_per_" + key] is not None:
+                print(f"peak of {name} grows by {rows['mib_per_' + key]:.4f} MiB ({key} + 1)")
         if table:
-            print(f"ours over naive: {table['slope_over_naive']:.3f}")
+            print(f"{key}: slope of ours over naive {table['slope_over_naive']:.3f}")
 
 
 if __name__ == "__main__":
