@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import test_dflash2
 import torch
-from by_hand import F64, block_by_hand, confidence_by_hand, logits_by_hand
 from safetensors.torch import load_file, save_file
 
+from by_hand import F64, block_by_hand, confidence_by_hand, logits_by_hand
 from specgraft.drafters.cache import DraftCache
 from specgraft.drafters.drafter import Texts
 from specgraft.drafters.layouts.registry import LAYOUTS, detect, read, write
@@ -475,7 +475,7 @@ def test_weights_in_several_files_are_one_checkpoint(tmp_path) -> None:
     names, weight_map = list(tensors), {}
     for number, part in enumerate((names[:9], names[9:])):
         save_file({name: tensors[name] for name in part}, folder / f"model-{number}.safetensors")
-        weight_map |= {name: f"model-{number}.safetensors" for name in part}
+        weight_map |= dict.fromkeys(part, f"model-{number}.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     again = read(folder).state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())

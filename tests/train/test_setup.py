@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ import torch
 from specgraft.config import RunConfig
 from specgraft.distill.objective import Outcome
 from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.layouts.registry import write
+from specgraft.drafters.store import save_drafter
 from specgraft.records import Conversation
+from specgraft.train.checkpoint import checkpoints
 from specgraft.train.setup import drafter_config, mask_token, new_drafter, spread_layers, token_pairs
 from specgraft.train.stage import refuse_nothing_to_learn, summary
 from specgraft.train.validate import survival
@@ -122,6 +127,103 @@ def test_the_markov_start_prefers_the_pairs_of_the_train_answers(target) -> None
             new_drafter(config_of(drafters={"warm_markov": True, **kind}), target, TAPS, rows)
     with pytest.raises(ValueError, match=r"drafters\.warm_markov needs answers"):
         new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS)
+
+
+def trained(target, folder: Path, **drafters: Any) -> Drafter:
+    """A drafter with random weights, stored as a checkpoint's drafter."""
+    drafter = new_drafter(config_of(drafters=drafters, run={"seed": 9}), target, TAPS)
+    for parameter in drafter.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    folder.mkdir(parents=True)
+    save_drafter(folder, drafter)
+    return drafter
+
+
+def started(target, folder: Path, **drafters: Any) -> dict[str, torch.Tensor]:
+    return weights(new_drafter(config_of(drafters={"warm_from": str(folder), **drafters}), target, TAPS))
+
+
+def test_a_drafter_starts_from_a_checkpoint_or_a_published_layout_and_says_so(target, tmp_path, capsys) -> None:
+    expected = weights(trained(target, tmp_path / "ours"))
+    found = started(target, tmp_path / "ours")
+    said = capsys.readouterr().err
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert said == (
+        f"train: started from {tmp_path / 'ours'} (dspark): confidence_head, fc, hidden_norm, layers, markov_head, norm copied exactly\n"
+    )
+    for layout in ("deepspec", "speculators"):
+        write(trained(target, tmp_path / f"for {layout}"), tmp_path / layout, layout, "float32")
+        found = started(target, tmp_path / layout)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        assert "(dspark): " in capsys.readouterr().err
+    found = started(target, tmp_path / "ours", markov_rank=0, confidence=False)
+    assert set(found) < set(expected) and all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert "copied exactly; left behind: confidence_head, markov_head" in capsys.readouterr().err
+
+
+def test_a_run_starts_from_another_ones_newest_checkpoint_and_goes_on_without_it(ready, monkeypatch) -> None:
+    """The folder is a setting of the run; a checkpoint of the run is all it needs from then on."""
+    from test_resume import assert_same_checkpoint, stopped_at
+
+    source, straight, stopped = ready("source"), ready("straight"), ready("stopped")
+    source.train()
+    assert [path.name for path in checkpoints(source.run.checkpoints)] == ["step-000003", "step-000006"]
+    changes = {"drafters": {"warm_from": str(source.run.root)}, "run": {"seed": 4}}
+    straight.train(**changes)
+    config = straight.config(**changes)
+    first = weights(new_drafter(config, straight.new_target(), TAPS))
+    by_hand = {"drafters": {"warm_from": str(source.run.checkpoints / "step-000006")}}
+    assert all(torch.equal(first[name], tensor) for name, tensor in weights(new_drafter(straight.config(**by_hand), straight.new_target(), TAPS)).items())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stopped_at(patch, 5)
+        stopped.train(**changes)
+    shutil.rmtree(source.run.root)
+    stopped.train(**changes)
+    for a, b in zip(checkpoints(straight.run.checkpoints), checkpoints(stopped.run.checkpoints), strict=True):
+        assert_same_checkpoint(a, b)
+    with pytest.raises(ValueError, match=r"trained with drafters\.warm_from='.*source', now ''"):
+        stopped.train(run={"seed": 4})
+
+
+def test_a_folder_that_cannot_be_started_from_is_refused_in_one_line(target, tmp_path, ready) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"warm_from": str(tmp_path / "none")}, r"drafters\.warm_from: .*none is no folder"),
+        ({"warm_from": str(tmp_path)}, r"drafters\.warm_from: .*config\.json: cannot be read"),
+    ]
+    trained(target, tmp_path / "ours")
+    whole = str(tmp_path / "ours")
+    cases += [
+        ({"warm_from": whole, "layers": 1}, r"set drafters\.layers=2"),
+        ({"warm_from": whole, "warm_layers": "spread"}, 'set the latter to "none"'),
+        ({"warm_from": whole, "warm_fc": "mean"}, 'set the latter to "none"'),
+        ({"warm_from": whole, "warm_markov": True}, r"set drafters\.warm_markov=false"),
+    ]
+    (tmp_path / "damaged").mkdir()
+    for name in ("config.json", "drafter.safetensors"):
+        shutil.copy(tmp_path / "ours" / name, tmp_path / "damaged" / name)
+    (tmp_path / "damaged" / "drafter.safetensors").write_bytes(b"damaged")
+    cases.append(({"warm_from": str(tmp_path / "damaged")}, r"drafters\.warm_from: .*damaged"))
+    for drafters, why in cases:
+        with pytest.raises(ValueError, match=why) as caught:
+            new_drafter(config_of(drafters=drafters), target, TAPS)
+        assert "\n" not in str(caught.value)
+    run = ready()
+    run.train()
+    newest = checkpoints(run.run.checkpoints)[-1]
+    tensors = (newest / "drafter.safetensors").read_bytes()
+    (newest / "drafter.safetensors").write_bytes(tensors[:-4] + b"\1\2\3\4")
+    for folder in (run.run.root, run.run.checkpoints, newest):  # read well, but not what was saved
+        with pytest.raises(ValueError, match=r"drafters\.warm_from: .*is not what was saved"):
+            new_drafter(run.config(drafters={"warm_from": str(folder)}), run.new_target(), TAPS)
+
+
+def test_a_markov_head_that_the_source_lacks_may_start_from_the_answers(target, tmp_path) -> None:
+    rows = [
+        Conversation("p", "f", "en", "chat", "train", [3, 4, *[5, 9] * 10], [False] * 2 + [True] * 20, 2, 0.0, 1.0, 0, "stop", "")
+    ]
+    trained(target, tmp_path / "bare", markov_rank=0, confidence=False)
+    drafter = new_drafter(config_of(drafters={"warm_from": str(tmp_path / "bare"), "warm_markov": True}), target, TAPS, rows)
+    assert drafter.markov_head.markov_w2.weight.any()
 
 
 def test_survival_is_the_mean_of_prefix_products_over_supervised_slots() -> None:
