@@ -192,6 +192,10 @@ class EvaluateSection(Section):
     speed_prompts: int = Field(8, ge=0, description="prompts timed one by one, with and without the drafter")
     speed_dtype: Dtype = "bfloat16"
     examples: int = Field(3, ge=0, description="generations shown in the report")
+    schedule: Literal["fixed", "threshold", "prefix", "late"] = Field(
+        "fixed", description="drafts verified a round; other than `fixed`: the prompts are decoded once more under it and compared"
+    )
+    threshold: float = Field(0.3, ge=0, le=1, description="schedule `threshold`: cut at the first calibrated confidence below this")
 
 
 class ExportSection(Section):

@@ -44,6 +44,10 @@ class RunDir:
         return self.root / "evaluate.json"
 
     @property
+    def confidence(self) -> Path:  # temperatures of the confidence head, for schedules of verification
+        return self.root / "confidence.json"
+
+    @property
     def export(self) -> Path:
         return self.root / "export"
 

@@ -75,7 +75,7 @@ def test_a_fault_in_the_loop_is_a_mismatch(ready, tmp_path, monkeypatch):
     """Every draft accepted unseen: the text is no longer the target's."""
     config, run, _ = ready
 
-    def gullible(best, drafts):
+    def gullible(best, drafts, *lengths):
         return torch.full((len(drafts),), drafts.shape[1]), best[:, -1]
 
     monkeypatch.setattr(loop, "verify_greedy", gullible)

@@ -2,7 +2,7 @@
 
 The committed text has the target's own law at every temperature (algorithms.md 2.11 and 4). Nothing committed is
 computed twice: both caches move on by what a round commits, rejected entries are overwritten.
-Legend: B rows, W prompt width, K taps, D hidden size, G draft tokens, V vocabulary.
+Legend: B rows, W width of a pass, N tokens of a pass, K taps, D hidden size, G draft tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specgraft.decode.pair import Pair, context_limit
+from specgraft.decode.scheduler import Scheduler
 from specgraft.decode.verify import commit, verify_greedy, verify_sampled
 from specgraft.drafters.cache import DraftCache
 from specgraft.drafters.precision import precision
@@ -22,6 +23,7 @@ from specgraft.ops.sampling import Law, distributions, draw
 from specgraft.records import Verdict
 
 GREEDY = Law()
+clock = time.perf_counter  # benchmarks on a busy machine put CPU seconds in its place
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Timing:
     verify: float = 0.0  # the target's pass and its logits
     rest: float = 0.0  # accept rule and bookkeeping
     rounds: int = 0  # passes, whatever the number of rows
+    passes: list[tuple[int, int, int, float]] = field(default_factory=list)  # rows, tokens verified, longest text, seconds
 
 
 def uniform_count(max_new_tokens: int, draft_tokens: int) -> int:
@@ -60,17 +63,21 @@ def decode(
     batch: int,
     progress: Callable[[int, int], None] | None = None,
     timing: Timing | None = None,
+    scheduler: Scheduler | None = None,
 ) -> None:
     """Continues every request until an end token (kept) or its limit, `batch` rows at a time.
 
     Greedy output is the target's own; sampled output is drawn from the target's law and depends on the request's
-    uniforms, not on the batch. `progress(finished, tokens)` is called after every round.
-    Raises ValueError for a request that does not fit the target's context.
+    uniforms, not on the batch. `progress(finished, tokens)` is called after every round. The `scheduler` decides how many
+    drafts are verified, all without one; that changes neither law, but which draw of the law a sampled request gets.
+    Raises ValueError for a request that does not fit the target's context, or a scheduler that does not fit the drafter.
     """
     check_requests(pair, requests)
+    if scheduler is not None:
+        scheduler.check(pair.drafter)
     if requests:
         with torch.inference_mode():
-            _Loop(pair, requests, min(batch, len(requests)), timing).run(progress)
+            _Loop(pair, requests, min(batch, len(requests)), timing, scheduler).run(progress)
 
 
 def check_requests(pair: Pair, requests: Sequence[Request]) -> None:
@@ -93,13 +100,33 @@ def check_requests(pair: Pair, requests: Sequence[Request]) -> None:
                 raise ValueError(f"request {number}: temperature > 0 needs {count} uniforms (see `uniform_count`)")
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a pass of the target over N tokens gives."""
+
+    logits: torch.Tensor  # [N, V]
+    place: torch.Tensor  # [B, W] in 0..N-1: the anchor of each row and its drafts; the last one again behind them
+    taps: torch.Tensor  # [B, W, K, D]
+
+    def distributions(self, laws: Sequence[Law], some: list[int]) -> torch.Tensor:
+        """p [b,W,V] of these rows; laws [B] of all."""
+        if self.place.numel() == len(self.logits):  # nothing is packed, nothing is copied
+            logits = self.logits.view(*self.place.shape, -1)
+            return distributions(logits[some] if len(some) < len(logits) else logits, [laws[number] for number in some])
+        owner = torch.empty(len(self.logits), dtype=torch.long, device=self.place.device)
+        owner[self.place] = torch.arange(len(self.place), device=self.place.device)[:, None]
+        return distributions(self.logits, [laws[number] for number in owner.tolist()])[self.place[some]]
+
+
 class _Loop:
-    def __init__(self, pair: Pair, requests: Sequence[Request], batch: int, timing: Timing | None) -> None:
+    def __init__(
+        self, pair: Pair, requests: Sequence[Request], batch: int, timing: Timing | None, scheduler: Scheduler | None
+    ) -> None:
         self.pair, self.target, self.drafter = pair, pair.target, pair.drafter
         self.size = pair.drafter.config.draft_tokens
         self.taps = pair.drafter.config.taps
         self.device = pair.target.device
-        self.batch, self.timing = batch, timing
+        self.batch, self.timing, self.scheduler = batch, timing, scheduler
         self.waiting = list(requests)[::-1]
         self.active: dict[int, Request] = {}
         longest = max(len(request.ids) for request in requests)
@@ -122,7 +149,7 @@ class _Loop:
     def _clock(self) -> float:
         if self.timing is not None and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return clock()
 
     def _enter(self, rows: list[int]) -> None:
         """Prefill: the taps of all prompt positions are the first context, the last position gives the first token."""
@@ -186,18 +213,19 @@ class _Loop:
             draft_uniforms[sampled] = self._uniforms([requests[number] for number in sampled], 0, self.size)
         with precision(self.drafter):
             proposal = self.drafter.draft(self.pair.shared, self.context, index, anchors, laws, draft_uniforms)
+        lengths = self._lengths(proposal, index, requests)
         drafted = self._clock()
         ids = torch.cat([anchors[:, None], proposal.tokens], 1)
-        step = self.target.forward(ids, self.cache, self.taps, rows=None if len(rows) == self.batch else index)
-        logits = self.target.logits(step.last)
+        seen = self._pass(ids, lengths, index)
         verified = self._clock()
-        accepted, following = self._judge(logits, proposal, requests, laws, sampled)
+        accepted, following = self._judge(seen, lengths, proposal, requests, laws, sampled)
         drafts = proposal.tokens.tolist()
         logs = proposal.confidence.tolist() if proposal.confidence is not None else []
         reasons = []
         for number, request in enumerate(requests):
             room = request.max_new_tokens - len(request.output)
-            verdict, reason = commit(drafts[number], accepted[number], following[number], self.target.end_ids, room)
+            verified_drafts = drafts[number][: lengths[number]]
+            verdict, reason = commit(verified_drafts, accepted[number], following[number], self.target.end_ids, room)
             request.rounds.append(verdict)
             if logs:
                 request.confidence.append(logs[number])
@@ -209,12 +237,11 @@ class _Loop:
         self.cache.lengths[index] += kept
         going = [number for number, reason in enumerate(reasons) if not reason]
         if going:
-            assert step.taps is not None
             some = torch.tensor(going, device=self.device)
             width = int(kept[some].max())
             tokens = torch.cat([ids[some], torch.zeros_like(anchors[some])[:, None]], 1)
             tokens.scatter_(1, kept[some][:, None], torch.tensor(following, device=self.device)[some][:, None])
-            self.context.append(step.taps[some, :width], tokens[:, : width + 1], kept[some], index[some])
+            self.context.append(seen.taps[some, :width], tokens[:, : width + 1], kept[some], index[some])
         for row, reason in zip(rows, reasons, strict=True):
             if reason:
                 self._leave(row, reason)
@@ -223,18 +250,54 @@ class _Loop:
             self.timing.verify += verified - drafted
             self.timing.rest += judged - verified
             self.timing.rounds += 1
+            reach = int((self.context.lengths[index] if going else self.cache.lengths[index]).max())
+            self.timing.passes.append((len(rows), len(rows) + sum(lengths), reach, self._clock() - began))
+
+    def _lengths(self, proposal: Proposal, index: torch.Tensor, requests: list[Request]) -> list[int]:
+        """Drafts of each row that are verified. No row needs more than it may still commit, less the token behind them."""
+        if self.scheduler is None:
+            return [self.size] * len(requests)
+        assert proposal.confidence is not None
+        room = [request.max_new_tokens - len(request.output) for request in requests]
+        reach = int(self.cache.lengths[index].max())
+        laws = [request.law for request in requests]
+        return self.scheduler.lengths(proposal.confidence, laws, room, reach, [id(request) for request in requests])
+
+    def _pass(self, ids: torch.Tensor, lengths: list[int], index: torch.Tensor) -> _Seen:
+        """The target over the anchor and the first lengths[b] drafts of each row, ids [B,G+1]. Rows of unlike lengths are packed:
+        only these tokens are computed."""
+        width, rows = 1 + max(lengths), len(lengths)
+        if min(lengths) + 1 == width:
+            step = self.target.forward(ids[:, :width], self.cache, self.taps, rows=None if rows == self.batch else index)
+            assert step.taps is not None
+            place = torch.arange(rows * width, device=self.device).view(rows, width)
+            return _Seen(self.target.logits(step.last).flatten(0, 1), place, step.taps)
+        counts = torch.tensor(lengths, device=self.device) + 1
+        slot = torch.arange(width, device=self.device)
+        place = (counts.cumsum(0) - counts)[:, None] + torch.minimum(slot, counts[:, None] - 1)
+        packed = ids[:, :width][slot < counts[:, None]]
+        step = self.target.forward_packed(packed, counts, self.cache, self.taps, index)
+        assert step.taps is not None
+        return _Seen(self.target.logits(step.last[0]), place, step.taps[0][place])
 
     def _judge(
-        self, logits: torch.Tensor, proposal: Proposal, requests: list[Request], laws: list[Law], sampled: list[int]
+        self,
+        seen: _Seen,
+        lengths: list[int],
+        proposal: Proposal,
+        requests: list[Request],
+        laws: list[Law],
+        sampled: list[int],
     ) -> tuple[list[int], list[int]]:
-        """Accepted drafts and the token behind them, a row at its own temperature; logits [B,G+1,V]."""
-        accepted, following = verify_greedy(logits.argmax(-1), proposal.tokens)
+        """Accepted drafts and the token behind them, a row at its own temperature."""
+        verified = torch.tensor(lengths, device=self.device)
+        accepted, following = verify_greedy(seen.logits.argmax(-1)[seen.place], proposal.tokens, verified)
         if sampled:
             some = torch.tensor(sampled, device=self.device)
             assert proposal.q is not None
-            p = distributions(logits[some], [laws[number] for number in sampled])
+            p = seen.distributions(laws, sampled)
             level = self._uniforms([requests[number] for number in sampled], self.size, self.size + 1)
             accepted[some], following[some] = verify_sampled(
-                p, proposal.q[some], proposal.tokens[some], level[:, :-1], level[:, -1]
+                p, proposal.q[some], proposal.tokens[some], level[:, :-1], level[:, -1], verified[some]
             )
         return accepted.tolist(), following.tolist()

@@ -46,26 +46,27 @@ def walk(reach: Chances, rate: Rate, ahead: bool = False) -> list[int]:
     It stops at the first candidate that does not pay, having read no a behind it. With `ahead` it goes to the end and
     takes the best place, which is the optimum but reads drafts it then leaves out: for confidences of past rounds only.
     """
-    rows = len(reach)
-    tokens, expected = rows, float(rows)
-    best = expected * rate(tokens)
-    lengths, chosen = [0] * rows, [0] * rows
-    for row, slot in candidates(reach):
-        lengths[row] = slot
-        tokens += 1
+    rows, order = len(reach), candidates(reach)
+    expected = float(rows)
+    best, count = expected * rate(rows), 0
+    for place, (row, slot) in enumerate(order, 1):
         expected += reach[row][slot - 1]
-        value = expected * rate(tokens)
+        value = expected * rate(rows + place)
         if value > best:
-            best, chosen = value, list(lengths)
+            best, count = value, place
         elif not ahead:
             break
-    return chosen
+    return _let_in(order[:count], rows)
 
 
 def likeliest(reach: Chances, budget: int) -> list[int]:
     """Lengths [R] when the `budget` likeliest candidates are let in."""
-    lengths = [0] * len(reach)
-    for row, slot in candidates(reach)[:budget]:
+    return _let_in(candidates(reach)[:budget], len(reach))
+
+
+def _let_in(chosen: Sequence[tuple[int, int]], rows: int) -> list[int]:
+    lengths = [0] * rows
+    for row, slot in chosen:
         lengths[row] = slot
     return lengths
 

@@ -12,11 +12,13 @@ import torch
 from specgraft.config import RunConfig
 from specgraft.decode.loop import Request, decode, uniform_count
 from specgraft.decode.pair import Pair, pair
+from specgraft.decode.scheduler import Scheduler
 from specgraft.drafters.precision import at_precision
 from specgraft.drafters.store import WEIGHTS, load_drafter
 from specgraft.evaluate import metrics, predicted
 from specgraft.evaluate.examples import examples
 from specgraft.evaluate.lossless import compare
+from specgraft.evaluate.scheduled import scaling, scheduled, write_temperatures
 from specgraft.evaluate.speed import measure
 from specgraft.log import progress, say
 from specgraft.records import Conversation, read_conversations
@@ -59,6 +61,8 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequ
     part = config.evaluate
     conversations = held_out(config, run, prompts)
     both = load_pair(config, drafter_folder, part.dtype)
+    if part.schedule != "fixed" and both.drafter.confidence_head is None:
+        raise ValueError(f"evaluate.schedule={part.schedule} needs a drafter with a confidence head: evaluate.schedule=fixed")
     greedy = conversations[: part.prompts]
     requests = decoded(both, greedy, config, 0.0)
     result: dict[str, Any] = {
@@ -79,10 +83,10 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequ
         },
         "t0": {**accept_table(both, greedy, requests, 0.0), "lossless": lossless(both, greedy, requests, config)},
     }
-    confident = requests
-    if part.sampled_prompts:
-        sampled = conversations[: part.sampled_prompts]
-        confident = decoded(both, sampled, config, 1.0)
+    confident, by_temperature = requests, {0.0: requests}
+    sampled = conversations[: part.sampled_prompts]
+    if sampled:
+        confident = by_temperature[1.0] = decoded(both, sampled, config, 1.0)
         result["t1"] = accept_table(both, sampled, confident, 1.0)
     if both.drafter.confidence_head is not None:
         result["confidence"] = {
@@ -91,7 +95,17 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequ
                 [verdict for request in confident for verdict in request.rounds],
                 [row for request in confident for row in request.confidence],
             ),
+            "scaling": scaling(by_temperature, both.drafter.config.draft_tokens),
         }
+        write_temperatures(run.confidence, result["confidence"]["scaling"], result["settings"]["weights"])
+        if part.schedule != "fixed":
+            result["scheduled"] = scheduled(
+                both,
+                config,
+                result["confidence"]["scaling"],
+                by_temperature,
+                lambda scheduler, temperature: decoded(both, sampled if temperature else greedy, config, temperature, scheduler),
+            )
     result["examples"] = examples(both.target.tokenizer, greedy, requests, part.examples)
     if part.speed_prompts:
         result["speed"] = speed(config, drafter_folder, conversations[: part.speed_prompts], both)
@@ -110,7 +124,13 @@ def _shown(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
-def decoded(both: Pair, conversations: Sequence[Conversation], config: RunConfig, temperature: float) -> list[Request]:
+def decoded(
+    both: Pair,
+    conversations: Sequence[Conversation],
+    config: RunConfig,
+    temperature: float,
+    scheduler: Scheduler | None = None,
+) -> list[Request]:
     """The prompts continued with the drafter."""
     part = config.evaluate
     count = uniform_count(part.max_new_tokens, both.drafter.config.draft_tokens)
@@ -124,7 +144,7 @@ def decoded(both: Pair, conversations: Sequence[Conversation], config: RunConfig
         for conversation in conversations
     ]
     with progress(f"evaluate T={temperature:g}", len(requests)) as bar:
-        decode(both, requests, part.batch, _rate(bar.at))
+        decode(both, requests, part.batch, _rate(bar.at), scheduler=scheduler)
     return requests
 
 

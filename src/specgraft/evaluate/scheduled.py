@@ -1,0 +1,98 @@
+"""Confidences put to use: temperatures for a run's drafter, and the same prompts decoded under `evaluate.schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specgraft.config import RunConfig
+from specgraft.decode.costs import Costs
+from specgraft.decode.loop import Request
+from specgraft.decode.pair import Pair
+from specgraft.decode.profile import profile
+from specgraft.decode.scheduler import Scheduler, make
+from specgraft.evaluate import metrics
+from specgraft.evaluate.calibration import calibration
+from specgraft.evaluate.lossless import first_difference
+from specgraft.log import progress
+from specgraft.run_dir import read_json, write_json
+from specgraft.targets.sampling import Law
+
+Decode = Callable[[Scheduler, float], list[Request]]  # fresh requests of one temperature, decoded under a scheduler
+
+
+def scaling(by_temperature: Mapping[float, Sequence[Request]], draft_tokens: int) -> dict[str, Any]:
+    """Temperature scaling of each law's rounds (`calibration`), under "t0", "t1", .."""
+    return {
+        f"t{temperature:g}": {
+            "temperature": temperature,
+            **calibration([(request.rounds, request.confidence) for request in requests], draft_tokens),
+        }
+        for temperature, requests in by_temperature.items()
+    }
+
+
+def write_temperatures(path: Path, found: dict[str, Any], weights: str) -> None:
+    """confidence.json: what a scheduler needs of this drafter, and which weights it belongs to."""
+    laws = [{key: row[key] for key in ("temperature", "temperatures")} for row in found.values()]
+    write_json(path, {"weights": weights, "laws": laws})
+
+
+def read_temperatures(path: Path, weights: str | None = None) -> dict[float, list[float]]:
+    """T_j [G] by the law's temperature. Raises ValueError where the file is missing, damaged, or of other `weights`."""
+    data = read_json(path)
+    try:
+        if weights is not None and data["weights"] != weights:
+            raise ValueError(f"{path}: fitted for another checkpoint; run evaluate on this one")
+        return {float(row["temperature"]): [float(value) for value in row["temperatures"]] for row in data["laws"]}
+    except (KeyError, TypeError):
+        raise ValueError(f"{path}: damaged; delete it and run evaluate again") from None
+
+
+def costs_for(both: Pair, texts: Sequence[list[int]], config: RunConfig, temperature: float) -> Costs:
+    """This machine's costs at the batch sizes and lengths of the evaluation."""
+    part = config.evaluate
+    rows = sorted({1, max(1, part.batch // 4), part.batch})
+    longest = max(len(text) for text in texts)
+    contexts = sorted({max(32, longest // 4), longest + part.max_new_tokens})
+    with progress("profile", len(rows) * len(contexts)) as bar:
+        done = iter(range(1, len(rows) * len(contexts) + 1))
+        return profile(both, texts, rows, contexts, Law(temperature), step=lambda: bar.at(next(done)))
+
+
+def scheduled(
+    both: Pair, config: RunConfig, found: dict[str, Any], fixed: Mapping[float, Sequence[Request]], decode: Decode
+) -> dict[str, Any]:
+    """Accept length and drafts verified under `evaluate.schedule`, beside fixed length, and whether greedy text stayed."""
+    part = config.evaluate
+    temperatures = {row["temperature"]: row["temperatures"] for row in found.values()}
+    out: dict[str, Any] = {"schedule": part.schedule, "threshold": part.threshold}
+    for temperature, before in fixed.items():
+        costs = None
+        if part.schedule in ("prefix", "late"):
+            costs = costs_for(both, [request.ids for request in before], config, temperature)
+        after = decode(make(part.schedule, temperatures, costs, part.threshold), temperature)
+        row: dict[str, Any] = {"fixed": summary(before), "scheduled": summary(after)}
+        if costs is not None:
+            row["costs"] = costs.to_json()
+        if temperature == 0:
+            pairs = zip(before, after, strict=True)
+            row["differs"] = sum(first_difference(a.output, b.output) is not None for a, b in pairs)
+        out[f"t{temperature:g}"] = row
+    return out
+
+
+def summary(requests: Sequence[Request]) -> dict[str, Any]:
+    """What was verified and what was accepted of it."""
+    rounds = [request.rounds for request in requests]
+    every = [verdict for mine in rounds for verdict in mine]
+    verified, accepted = sum(v.proposed for v in every), sum(v.accepted for v in every)
+    return {
+        "accept_length": metrics.accept_length(rounds),
+        "accept_length_pooled": metrics.accept_length_pooled(rounds),
+        "drafts_verified": verified / len(every) if every else None,  # a round
+        "draft_acceptance": accepted / verified if verified else None,
+        "verify_rate": metrics.committed(every) / (verified + len(every)) if every else None,
+        "rounds": len(every),
+    }
