@@ -29,7 +29,7 @@ def weighted_losses(
     want: Collection[str] = (),
     eta: float = 3.0,
     softcap: float = 0.0,
-    chunk: int = 96,
+    chunk: int = 128,
     compute: torch.dtype = torch.float32,
     top_k: int = 0,
 ) -> tuple[torch.Tensor, SlotLosses, torch.Tensor | None]:
@@ -39,7 +39,7 @@ def weighted_losses(
     `weights` and `want` (ce always; tv, l1 and alpha together); the ids are [R, top_k], None for top_k = 0. Gradients reach
     rows.hidden, rows.latent and markov, once per call; the head and the target's states are frozen.
     Memory: [chunk, V] for the draft, at most as much for the target and for the Markov bias, and once more for kl, rkl, jsd
-    or lk_hybrid. Same `source` and `latent_row` object: the latents' work is shared too.
+    or lk_hybrid. A head that is already in `compute` is not copied. Same `source` and `latent_row` object: the latents' work is shared too.
     """
     names = expand([*weights, *want])
     if set(weights) - set(POINTWISE):
@@ -95,6 +95,7 @@ class _Run:
         compute: torch.dtype,
         top_k: int,
     ) -> None:
+        chunk = max(1, min(chunk, rows.hidden.shape[0]))
         double = torch.float64 in (compute, rows.hidden.dtype)
         self.wide = torch.float64 if double else torch.float32
         device, count = rows.hidden.device, rows.hidden.shape[0]
@@ -121,7 +122,10 @@ class _Run:
             for shape, wanted in zip(shapes, asked, strict=True)
         ]
         self.block = chunk if rows.hidden.is_cuda else max(1, torch.get_num_threads())
-        like = rows.hidden.new_empty((min(self.block, max(1, count)), head.shape[0]), dtype=self.wide)
+        like = rows.hidden.new_empty((min(self.block, chunk), head.shape[0]), dtype=self.wide)
+        rank_rows, head_rows = (chunk if self.markov is not None else 0), chunk * (2 if self.target_hidden is not None else 1)
+        # the same memory in every chunk; what no chunk needs is never touched
+        self.logits, self.bias = (like.new_empty((n, like.shape[1]), dtype=self.products.result) for n in (head_rows, rank_rows))
         self.pointwise = Pointwise(names, self.weights, eta, softcap, like)
 
     def work(self, piece: Chunk) -> None:
@@ -130,19 +134,19 @@ class _Run:
         states = self.rows.hidden[slots].to(self.products.kind)
         if self.target_hidden is not None:  # one product: more rows to the same matrix
             states = torch.cat([states, self.target_hidden[piece.sources].to(self.products.kind)])
-        logits = self.products.rows(states, self.head)
+        logits = self.products.rows(states, self.head, self.logits)
         z = logits[:count]
         latent = bias = None
         if self.rows.latent is not None and self.markov is not None:
             latent = self.rows.latent[piece.sources if self.shared else self.latent_row[slots]].to(self.products.kind)
-            bias = self.products.rows(latent, self.markov)
-        law = self.pointwise.target(logits[count:].to(self.wide)) if self.target_hidden is not None else None
+            bias = self.products.rows(latent, self.markov, self.bias)
+        law = self.pointwise.target(logits[count:]) if self.target_hidden is not None else None
         out = {name: z.new_empty(count, dtype=self.wide) for name in self.names}
         weights = {name: weight[slots] for name, weight in self.weights.items()}
         for here, above in piece.blocks(self.block):
             block = self.pointwise.wide(z[here])
             if bias is not None:
-                block.add_(bias[above if self.shared else here])
+                self.pointwise.add(block, bias[above if self.shared else here])
             if self.top is not None:
                 self.top[slots[here]] = block.topk(self.top.shape[1], -1).indices
             values, mine = ({name: part[here] for name, part in parts.items()} for parts in (out, weights))
@@ -151,7 +155,6 @@ class _Run:
                 z[here] = block.to(z.dtype)
         for name, part in out.items():
             self.out[name][slots] = part
-        del logits, law, bias
         if self.weights:
             self.gradients(piece, z, latent)
 

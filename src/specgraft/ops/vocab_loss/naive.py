@@ -27,7 +27,7 @@ class SlotLosses(NamedTuple):
     lk_alpha: torch.Tensor | None = None  # -log alpha, alpha at least ALPHA_FLOOR
     lk_hybrid: torch.Tensor | None = None  # share kl + (1 - share) tv, share = exp(-eta alpha) without gradient
     alpha: torch.Tensor | None = None  # overlap, sum over v of min(p, q) = 1 - tv
-    hit: torch.Tensor | None = None  # 1 where argmax q = argmax p; ties go to the first id
+    hit: torch.Tensor | None = None  # 1 where argmax p (the first of equals) is a maximum of q
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def losses_of(log_p: torch.Tensor, log_q: torch.Tensor, ce: torch.Tensor, eta: f
         lk_alpha=-alpha.clamp_min(ALPHA_FLOOR).log(),
         lk_hybrid=share * kl + (1 - share) * l1 / 2,
         alpha=alpha,
-        hit=(log_q.argmax(-1) == log_p.argmax(-1)).to(q.dtype),
+        hit=(log_q.gather(-1, log_p.argmax(-1, keepdim=True))[:, 0] == log_q.amax(-1)).to(q.dtype),
     )
 
 

@@ -40,7 +40,7 @@ class Law:
 
     p: torch.Tensor  # [n, V]
     log_p: torch.Tensor | None  # [n, V] where a divergence is asked for
-    top: torch.Tensor  # [n] argmax
+    top: torch.Tensor  # [n] argmax where `hit` is asked for
 
     def __getitem__(self, here: slice) -> Law:
         return Law(self.p[here], None if self.log_p is None else self.log_p[here], self.top[here])
@@ -69,20 +69,29 @@ class Pointwise:
         """z [n,V] itself, or its wide copy where it is narrow."""
         return z if z.dtype == self.like.dtype else self.scratch("wide", len(z)).copy_(z)
 
+    def add(self, z: torch.Tensor, bias: torch.Tensor) -> None:
+        """z += bias [n,V], which may be narrow."""
+        z.add_(bias if bias.dtype == z.dtype else self.scratch("q", len(z)).copy_(bias))
+
     def target(self, t: torch.Tensor) -> Law:
         """The law of target logits t [S,V], which are overwritten; `like` rows at a time."""
-        log_p = t if self.names & DIVERGENCE else None
-        p = t if log_p is None else torch.empty_like(t)
-        top = torch.empty(len(t), dtype=torch.long, device=t.device)
+        divergence = bool(self.names & DIVERGENCE)
+        log_p = (t if t.dtype == self.like.dtype else t.to(self.like.dtype)) if divergence else None
+        p = t if log_p is None and t.dtype == self.like.dtype else torch.empty_like(t, dtype=self.like.dtype)
+        top = torch.zeros(len(t), dtype=torch.long, device=t.device)
         for first in range(0, len(t), len(self.like)):
             here = slice(first, first + len(self.like))
-            block = t[here]
+            block = self.wide(t[here]) if log_p is None else log_p[here]
             if self.softcap > 0:
                 block.div_(self.softcap).tanh_().mul_(self.softcap)
-            value, top[here] = block.max(-1)
+            if "hit" in self.names:
+                torch.argmax(block, -1, out=top[here])
+            if log_p is None:
+                torch.softmax(block, -1, out=p[here])
+                continue
+            value = block.amax(-1)
             torch.softmax(block, -1, out=p[here])
-            if log_p is not None:
-                block.sub_(_log_total(value, top[here], p[here])[:, None])
+            block.sub_(_log_total(value, p[here])[:, None])
         return Law(p, log_p, top)
 
     def draft(self, z: torch.Tensor, labels: torch.Tensor, law: Law | None, out: Named, weights: Named) -> None:
@@ -95,14 +104,14 @@ class Pointwise:
             z.div_(self.softcap).tanh_()
             slope = torch.mul(z, z, out=self.scratch("slope", len(z))).neg_().add_(1)
             z.mul_(self.softcap)
-        value, index = z.max(-1)
+        value = z.amax(-1)
+        if law is not None and "hit" in out:
+            out["hit"].copy_(z.gather(-1, law.top[:, None])[:, 0] == value)
         z_label = z.gather(-1, labels[:, None])[:, 0]
         torch.softmax(z, -1, out=q)
-        lse = _log_total(value, index, q)
+        lse = _log_total(value, q)
         torch.sub(lse, z_label, out=out["ce"])
         if law is not None:
-            if "hit" in out:
-                out["hit"].copy_(index == law.top)
             if law.log_p is not None:
                 self._divergences(z, q, law.p, law.log_p, lse, out)
             if self.names & OVERLAP:
@@ -179,6 +188,6 @@ class Pointwise:
             z.scatter_add_(-1, labels[:, None], -w_ce[:, None])
 
 
-def _log_total(value: torch.Tensor, index: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
-    """log sum exp of logits with maximum `value` at `index`, from their softmax: its largest probability is 1 / total."""
-    return value - law.gather(-1, index[:, None])[:, 0].log()
+def _log_total(value: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
+    """log sum exp of logits with maximum `value`, from their softmax: its largest probability is 1 / total."""
+    return value - law.amax(-1).log()

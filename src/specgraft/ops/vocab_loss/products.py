@@ -21,12 +21,17 @@ class Products:
         linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
         self.linear = linear if self.cpu and kind == torch.float32 and torch.backends.mkldnn.enabled else None
 
-    def rows(self, left: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        """left [C,K], matrix [V,K] -> left @ matrix.T [C,V]; `matrix` already in `kind`."""
-        left = left.to(self.kind)
-        if self.linear is not None:
-            return self.linear(left, matrix, None, "none", [], "")
-        return self._mm(left, matrix.T)
+    def rows(self, left: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """left [C,K], matrix [V,K] in `kind` -> left @ matrix.T in the first C rows of out, which is in `result`."""
+        left, out = left.to(self.kind), out[: len(left)]
+        if self.linear is not None:  # it has no `out`: a stretch of ids at a time
+            for place, part in zip(out.split(8192, 1), matrix.split(8192), strict=True):
+                place.copy_(self.linear(left, part, None, "none", [], ""))
+        elif self.result != self.kind:
+            out.copy_(self._mm(left, matrix.T))
+        else:
+            torch.mm(left, matrix.T, out=out)
+        return out
 
     def back(self, grad: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         """grad [C,V], matrix [V,K] -> grad @ matrix [C,K]."""
@@ -38,8 +43,9 @@ class Products:
     def onto(self, total: torch.Tensor, grad: torch.Tensor, left: torch.Tensor) -> None:
         """total [V,K] += grad.T @ left; grad [C,V], left [C,K]."""
         grad, left = grad.to(self.kind), left.to(self.kind)
-        if self.narrow:
-            total.add_(self._mm(grad.T, left))
+        if self.narrow:  # a stretch of ids at a time: no second [V,K]
+            for part, ids in zip(total.split(4096), grad.split(4096, 1), strict=True):
+                part.add_(self._mm(ids.T, left))
         else:
             total.addmm_(grad.T, left)
 
