@@ -401,3 +401,10 @@ def test_slot_statistics_are_the_overlap_and_hits_of_every_slot(drafter, target)
     assert alpha.sum((0, 1)).tolist() == pytest.approx(sums["alpha"], rel=1e-5)
     assert hit.sum((0, 1)).tolist() == sums["hit"]
     assert not alpha[~batch.anchors.mask].any() and not hit[~batch.anchors.mask].any()
+
+
+def test_a_mix_that_says_nothing_of_this_drafter_is_refused(target, tiny_drafter) -> None:
+    drafter = tiny_drafter(target, kind="dflash", draft_tokens=3)
+    batch = batch_of([12], [[5, 6]], 5, 3)
+    with pytest.raises(ValueError, match="nothing to minimise for a dflash drafter"):
+        objective(drafter, shared_of(target), batch, DistillSection(ce=0.0, confidence=1.0), torch.float64)

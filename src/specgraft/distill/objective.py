@@ -90,13 +90,15 @@ def objective(
     """
     mix = options.weights(drafter.config.kind)
     unary, chosen = by_law(drafter, mix)
+    confident = drafter.confidence_head is not None and "confidence" in mix
+    if not unary.keys() - {"confidence"} and not chosen and not confident:
+        raise ValueError(f"distill: nothing to minimise for a {drafter.config.kind} drafter; give a loss a weight, or set distill.preset")
     hidden = forward(drafter, shared, batch, compute)
     mask, decay = batch.anchors.mask, decay_weights(drafter.config.draft_tokens, options.decay).to(hidden.device)
     if options.slot_sampling:
         drawn = torch.rand(mask.shape, generator=generator).to(mask.device)
         mask, decay = mask & (drawn < decay), torch.ones_like(decay)
     slots = supervised(batch, mask)
-    confident = drafter.confidence_head is not None and "confidence" in mix
     inject = "selector" in mix and options.injects
     inputs = slot_inputs(drafter, shared, batch, hidden, slots, confident or inject or bool(set(mix) & READS_TARGET))
     weight = decay[slots.slot]
@@ -121,7 +123,7 @@ def objective(
         term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options)
         value = value + term.value
         shown.add(term.numerators, term.denominators, {name: by_slot(each, slots.slot, len(decay)) for name, each in term.slots.items()})
-    if not len(slots):  # a rank without slots still takes part in the reduction
+    if not len(slots) or world() > 1:  # ranks reduce the same gradients, those without slots and unused heads included
         value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
     total_loss = (value + (shown.loss() - value).detach()) * world()  # the end-to-end part steps along its gradient, and shows its value
     return Outcome(total_loss, shown.numerators, shown.denominators, shown.sums)
