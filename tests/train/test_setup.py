@@ -14,6 +14,7 @@ from specgraft.config import RunConfig
 from specgraft.distill.objective import Outcome
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.layouts.registry import write
+from specgraft.drafters.registry import KINDS
 from specgraft.drafters.store import save_drafter
 from specgraft.records import Conversation
 from specgraft.train.checkpoint import checkpoints
@@ -89,6 +90,20 @@ def test_draft_layers_start_as_the_target_layers_named(target, named: Any, sourc
         for name, tensor in theirs.items():
             assert torch.equal(own[name], tensor), name
     assert torch.equal(drafter.norm.weight, target.final_norm.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_and_fc_start_from_the_target_in_every_kind(target, kind: str) -> None:
+    """What only that kind has keeps its own start: identity convolutions, heads of zero."""
+    plain = new_drafter(config_of(drafters={"kind": kind}), target, TAPS).state_dict()
+    drafter = new_drafter(config_of(drafters={"kind": kind, "warm_layers": "spread", "warm_fc": "last"}), target, TAPS)
+    source = target.layers[2].state_dict()
+    for name, tensor in drafter.state_dict().items():
+        if name.startswith("layers.1.") and name.removeprefix("layers.1.") in source:
+            assert torch.equal(tensor, source[name.removeprefix("layers.1.")]), name
+        elif not name.startswith(("layers.", "fc.", "hidden_norm.", "norm.")) or "_conv." in name:
+            assert torch.equal(tensor, plain[name]), name
+    torch.testing.assert_close(drafter.fc.weight - plain["fc.weight"], torch.cat([torch.zeros(32, 32), torch.eye(32)], 1), rtol=0, atol=1e-6)
 
 
 def test_a_warm_start_that_does_not_fit_is_refused(target) -> None:
