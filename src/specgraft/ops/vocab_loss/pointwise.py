@@ -1,7 +1,7 @@
 """Losses and logit gradients of a few rows, in place: the closed forms of algorithms.md 3.2.
 
 Rows come few at a time so that z, p and the scratch of a row stay in the cache of a core between the passes. Ops are chosen
-by their measured time on a CPU (benchmarks, docs/log.md): a pass costs more than its arithmetic.
+by their measured time on a CPU: a pass over the vocabulary costs more than its arithmetic.
 Legend: n rows of one block, V vocabulary.
 """
 
