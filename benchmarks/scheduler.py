@@ -3,7 +3,7 @@
     python benchmarks/scheduler.py RUN [--rows 1 4 16] [--temperatures 0 1] [--repeats 5] [--cpu] [--json PATH]
 
 RUN is the folder of a run that was trained and evaluated (held-out prompts, newest checkpoint, confidence.json; without that
-file the temperatures are fitted here, on prompts that are not timed). Prefill is not counted, it is the same for all. `--cpu` counts CPU
+file the confidences are calibrated here, on prompts that are not timed). Prefill is not counted, it is the same for all. `--cpu` counts CPU
 seconds of one thread in place of wall time, for a machine that others use at the same time.
 """
 
@@ -26,7 +26,7 @@ from specgraft.decode.profile import profile
 from specgraft.decode.scheduler import NAMES, make
 from specgraft.drafters.precision import at_precision
 from specgraft.drafters.store import load_drafter
-from specgraft.evaluate.scheduled import read_temperatures, scaling
+from specgraft.evaluate.scheduled import read_scalings, scaling, scalings_of
 from specgraft.records import read_conversations
 from specgraft.run_dir import RunDir
 from specgraft.targets.load import load_target
@@ -63,10 +63,10 @@ def once(
 
 
 def compare(
-    pair: Pair, prompts: list[list[int]], rows: int, temperature: float, temperatures: dict, costs: Costs, args: argparse.Namespace
+    pair: Pair, prompts: list[list[int]], rows: int, temperature: float, scalings: dict, costs: Costs, args: argparse.Namespace
 ) -> dict[str, Any]:
     """All schedules `repeats` times, each repeat on fresh draws; ratios within a repeat, so a slow minute is slow for all."""
-    how = (temperatures, costs, args.threshold)
+    how = (scalings, costs, args.threshold)
     mine = prompts[: max(args.prompts, rows)]
     runs: list[dict[str, dict[str, float]]] = []
     for repeat in range(args.repeats):
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--fit-prompts", type=int, default=32)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[96, 384], help="lengths at which rounds are profiled")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--costs", type=Path, help="read profiled costs from here, or leave them here")
     parser.add_argument("--json", type=Path)
@@ -115,29 +116,29 @@ def main() -> None:
     most = max(args.prompts, *args.rows)
     prompts, others = held[:most], held[most : most + args.fit_prompts]
     if run.confidence.exists():
-        temperatures = read_temperatures(run.confidence)
+        scalings = read_scalings(run.confidence)
     else:
         fitted = {}
         for temperature in args.temperatures:
             fitted[temperature] = requests_of(both, others, 128, temperature, 1_000_000)
             decode(both, fitted[temperature], 16)
         found = scaling(fitted, both.drafter.config.draft_tokens)
-        temperatures = {row["temperature"]: row["temperatures"] for row in found.values()}
+        scalings = scalings_of(found.values())
     known = json.loads(args.costs.read_text()) if args.costs and args.costs.exists() else {}
     results = []
     for temperature in args.temperatures:
         if str(temperature) not in known:
-            table = profile(both, others, sorted({1, *args.rows}), (96, 384), Law(temperature), 5)
+            table = profile(both, others, sorted({1, *args.rows}), args.contexts, Law(temperature), args.repeats)
             known[str(temperature)] = table.to_json()
             if args.costs:
                 args.costs.write_text(json.dumps(known, indent=2) + "\n")
         costs = Costs.from_json(known[str(temperature)])
         for rows in args.rows:
-            results.append(compare(both, prompts, rows, temperature, temperatures, costs, args))
+            results.append(compare(both, prompts, rows, temperature, scalings, costs, args))
             print(json.dumps({key: value for key, value in results[-1].items() if key != "runs"}), flush=True)
     if args.json:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
-        about = {"settings": settings, "threads": torch.get_num_threads(), "temperatures": temperatures, "costs": known}
+        about = {"settings": settings, "threads": torch.get_num_threads(), "scalings": {law: vars(scaling) for law, scaling in scalings.items()}, "costs": known}
         args.json.write_text(json.dumps({"results": results, **about}, indent=2) + "\n")
 
 

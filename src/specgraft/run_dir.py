@@ -44,7 +44,7 @@ class RunDir:
         return self.root / "evaluate.json"
 
     @property
-    def confidence(self) -> Path:  # temperatures of the confidence head, for schedules of verification
+    def confidence(self) -> Path:  # calibration of the confidence head, for schedules of verification
         return self.root / "confidence.json"
 
     @property

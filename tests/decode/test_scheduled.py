@@ -11,7 +11,7 @@ from specgraft.decode.costs import Costs
 from specgraft.decode.loop import Request, Timing, decode, uniform_count
 from specgraft.decode.pair import pair
 from specgraft.decode.schedule import Late, Prefix, Threshold
-from specgraft.decode.scheduler import NAMES, Scheduler, make
+from specgraft.decode.scheduler import NAMES, Scaling, Scheduler, make
 from specgraft.ops.sampling import Law, uniforms
 from specgraft.targets.generate import Request as PlainRequest
 from specgraft.targets.generate import generate
@@ -35,7 +35,7 @@ def prompts(seed=0, vocab=64):
 
 
 def scheduler(name):
-    return make(name, {0.0: [1.0, 2.0, 0.5, 1.0], 1.0: [1.0] * 4}, COSTS, 0.4)
+    return make(name, {0.0: Scaling([1.0, 2.0, 0.5, 1.0], [0.0, 0.5, -0.5, 0.0]), 1.0: Scaling([1.0] * 4, [0.0] * 4)}, COSTS, 0.4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -107,10 +107,18 @@ def test_what_does_not_fit_is_refused(tiny_target, tiny_drafter):
     with pytest.raises(ValueError, match="profile this machine"):
         decode(pair(target, tiny_drafter(target)), [request], 1, scheduler=make("prefix", {}, None, 0.5))
     with pytest.raises(ValueError, match="for 3 draft tokens and the drafter proposes 4"):
-        decode(pair(target, tiny_drafter(target)), [request], 1, scheduler=make("late", {0.0: [1.0] * 3}, COSTS, 0.5))
+        decode(pair(target, tiny_drafter(target)), [request], 1, scheduler=make("late", {0.0: Scaling([1.0] * 3, [0.0] * 3)}, COSTS, 0.5))
     without = tiny_drafter(target, confidence=False)
     with pytest.raises(ValueError, match="without confidence head cannot be scheduled"):
         decode(pair(target, without), [request], 1, scheduler=make("threshold", {}, None, 0.5))
+
+
+def test_chances_are_scaled_by_the_nearest_law():
+    scaling = {0.0: Scaling([2.0, 1.0], [0.0, 1.0]), 1.0: Scaling([1.0, 1.0], [0.0, 0.0])}
+    logits = torch.tensor([[2.0, -1.0]] * 3)
+    found = torch.tensor(make("fixed", scaling, None, 0.0).chances(logits, [Law(), Law(1.3), Law(0.7)]))
+    assert torch.allclose(found, torch.tensor([[1.0, 0.0], [2.0, -1.0], [2.0, -1.0]]).sigmoid())
+    assert torch.allclose(torch.tensor(make("fixed", {}, None, 0.0).chances(logits, [Law()] * 3)), logits.sigmoid())
 
 
 # -- sampled: chi-square against the exact law

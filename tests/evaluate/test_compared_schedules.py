@@ -29,13 +29,13 @@ def test_evaluate_under_a_schedule(ready, tmp_path, schedule, monkeypatch):  # n
         assert ("costs" in row) == (schedule != "threshold")
     assert result["scheduled"]["t0"]["differs"] == 0
     weights = result["settings"]["weights"]
-    found = scheduled.read_temperatures(run.confidence, weights)
-    assert found == {float(name[1:]): row["temperatures"] for name, row in result["confidence"]["scaling"].items()}
+    found = scheduled.read_scalings(run.confidence, weights)
+    assert found == scheduled.scalings_of(result["confidence"]["scaling"].values()) and set(found) == {0.0, 1.0}
     with pytest.raises(ValueError, match="fitted for another checkpoint"):
-        scheduled.read_temperatures(run.confidence, "other")
+        scheduled.read_scalings(run.confidence, "other")
     run.confidence.write_text('{"laws": [{}]}')
     with pytest.raises(ValueError, match="damaged"):
-        scheduled.read_temperatures(run.confidence)
+        scheduled.read_scalings(run.confidence)
 
 
 def test_a_drafter_without_confidence_is_refused_before_the_work(ready, tmp_path):  # noqa: F811

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import random
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from statistics import median
 
 import torch
@@ -23,17 +24,27 @@ LEVELS = (0.0, 0.5, 1.0, 2.0, 3.0, 5.0, 7.0)  # drafts a row
 WARM = 2  # rounds that do not count
 
 
-class _Drawn:
-    """Verifies a drawn number of drafts, spread over the rows at random: every level once, in random order, again and again."""
+class _Enough(Exception):
+    """All rounds have been timed: the rest of the texts need not be written."""
 
-    def __init__(self, levels: Sequence[int], seed: int) -> None:
-        self.levels, self.source, self.queue = levels, random.Random(seed), [max(levels)] * WARM
+
+class _Drawn:
+    """Verifies a drawn number of drafts, spread over the rows at random: all levels in random order, `repeats` times over.
+
+    Rounds of fewer rows (texts that have ended) do not count and verify nothing.
+    """
+
+    def __init__(self, rows: int, levels: Sequence[int], repeats: int) -> None:
+        self.rows, self.source = rows, random.Random(rows)
+        self.left = [e for _ in range(repeats) for e in self.source.sample(levels, len(levels))] + [max(levels)] * WARM
 
     def lengths(self, chances: Chances, rate: Rate, keys: Sequence[Hashable]) -> list[int]:
-        if not self.queue:
-            self.queue = self.source.sample(self.levels, len(self.levels))
+        if not self.left:
+            raise _Enough
+        if len(chances) < self.rows:
+            return [0] * len(chances)
         places = [row for row, values in enumerate(chances) for _ in values]
-        chosen = self.source.sample(places, min(self.queue.pop(), len(places)))
+        chosen = self.source.sample(places, min(self.left.pop(), len(places)))
         return [chosen.count(row) for row in range(len(chances))]
 
 
@@ -80,24 +91,24 @@ def _timed(
     pair: Pair, stream: list[int], rows: int, context: int, law: Law, wanted: list[int], repeats: int
 ) -> dict[int, list[float]]:
     """Seconds of rounds of all `rows`, by e; at least `repeats` of each."""
-    rounds = WARM + repeats * len(wanted)
-    size = pair.drafter.config.draft_tokens
+    size, rounds = pair.drafter.config.draft_tokens, WARM + repeats * len(wanted)
     seconds: dict[int, list[float]] = {}
-    scheduler = Scheduler(_Drawn(wanted, rows * 1009 + context))
     start = attempt = 0
-    while any(len(seconds.get(e, ())) < repeats for e in wanted):
+    while missing := [e for e in wanted if len(seconds.get(e, ())) < repeats]:
         requests = []
-        for number in range(rows):
+        for number in range(3 * rows):  # some end early
             ids = [stream[(start + place) % len(stream)] for place in range(max(1, context - rounds // 2))]
             start += len(ids)
             new = rounds + size + 1  # one token a round at least, and room for all drafts in the last one
             uniform = uniforms(attempt, f"profile:{number}", uniform_count(new, size)) if law.temperature > 0 else None
             requests.append(Request(ids, new, law, uniform))
         timing = Timing()
-        decode(pair, requests, rows, timing=timing, scheduler=scheduler)
-        for there, tokens, _, spent in timing.passes[WARM if not attempt else 0 :]:
-            if there == rows and tokens - rows in wanted:
-                seconds.setdefault(tokens - rows, []).append(spent)
+        with suppress(_Enough):
+            decode(pair, requests, rows, timing=timing, scheduler=Scheduler(_Drawn(rows, missing, repeats)))
+        full = [(tokens - rows, spent) for there, tokens, _, spent in timing.passes if there == rows]
+        for e, spent in full[WARM:]:
+            if e in wanted:
+                seconds.setdefault(e, []).append(spent)
         attempt += 1
         assert attempt < 200, "texts end before a round can be timed"
     return seconds

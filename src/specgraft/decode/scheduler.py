@@ -13,6 +13,15 @@ from specgraft.decode.schedule import Fixed, Late, Prefix, Schedule, Threshold
 from specgraft.drafters.drafter import Drafter
 from specgraft.ops.sampling import Law
 
+
+@dataclass(frozen=True)
+class Scaling:
+    """What makes a chance of a confidence logit: sigmoid(logit / T_j + b_j). Fitted by `evaluate`, a pair [G] for each law."""
+
+    temperatures: Sequence[float]  # T_j > 0, so a slot keeps its order
+    shifts: Sequence[float]  # b_j
+
+
 NAMES = ("fixed", "threshold", "prefix", "late")
 
 
@@ -21,7 +30,7 @@ class Scheduler:
     """State of one `decode` run; make a new one for the next (`make`)."""
 
     schedule: Schedule
-    temperatures: Mapping[float, Sequence[float]] = field(default_factory=dict)  # T_j [G], by the law's temperature
+    scalings: Mapping[float, Scaling] = field(default_factory=dict)  # by the law's temperature
     costs: Costs | None = None
 
     def check(self, drafter: Drafter) -> None:
@@ -32,19 +41,22 @@ class Scheduler:
             )
         if self.costs is None and isinstance(self.schedule, Prefix | Late):
             raise ValueError("the scheduler weighs drafts against costs: profile this machine first (decode.costs)")
-        for values in self.temperatures.values():
-            if len(values) != drafter.config.draft_tokens:
+        for scaling in self.scalings.values():
+            if len(scaling.temperatures) != drafter.config.draft_tokens:
                 raise ValueError(
-                    f"confidence temperatures are for {len(values)} draft tokens and the drafter proposes "
+                    f"confidence temperatures are for {len(scaling.temperatures)} draft tokens and the drafter proposes "
                     f"{drafter.config.draft_tokens}: run evaluate on this drafter"
                 )
 
     def chances(self, confidence: torch.Tensor, laws: Sequence[Law]) -> list[list[float]]:
-        """Calibrated chances [B,G] from confidence logits [B,G]; the temperatures are those fitted at the nearest law."""
-        if self.temperatures:
-            scale = [self.temperatures[min(self.temperatures, key=lambda t: abs(t - law.temperature))] for law in laws]
-            confidence = confidence / torch.tensor(scale, dtype=confidence.dtype, device=confidence.device)
-        return confidence.double().sigmoid().tolist()
+        """Calibrated chances [B,G] from confidence logits [B,G]; the scaling is the one fitted at the nearest law."""
+        logits = confidence.double()
+        if self.scalings:
+            each = [self.scalings[min(self.scalings, key=lambda t: abs(t - law.temperature))] for law in laws]
+            temperatures = torch.tensor([scaling.temperatures for scaling in each], dtype=torch.float64)
+            shifts = torch.tensor([scaling.shifts for scaling in each], dtype=torch.float64)
+            logits = logits.cpu() / temperatures + shifts
+        return logits.sigmoid().tolist()
 
     def lengths(
         self, confidence: torch.Tensor, laws: Sequence[Law], room: Sequence[int], reach: int, keys: Sequence[Hashable]
@@ -64,10 +76,10 @@ class Scheduler:
         return [min(length, wanted - 1) for length, wanted in zip(found, room, strict=True)]
 
 
-def make(name: str, temperatures: Mapping[float, Sequence[float]], costs: Costs | None, threshold: float) -> Scheduler:
+def make(name: str, scalings: Mapping[float, Scaling], costs: Costs | None, threshold: float) -> Scheduler:
     """A scheduler for one run. Raises ValueError for a name that does not exist."""
     kinds: dict[str, Callable[[], Schedule]] = {"fixed": Fixed, "threshold": lambda: Threshold(threshold), "prefix": Prefix, "late": Late}
     if name not in kinds:
         raise ValueError(f"evaluate.schedule={name!r}: known are {', '.join(NAMES)}")
     assert math.isfinite(threshold)
-    return Scheduler(kinds[name](), temperatures, costs)
+    return Scheduler(kinds[name](), scalings, costs)

@@ -1,7 +1,7 @@
-"""Sequential temperature scaling of the confidence head (algorithms.md 5.1 and 5.2; DSpark 3.2), and what it is worth.
+"""Sequential scaling of the confidence head (algorithms.md 5.1 and 5.2; DSpark 3.2), and what it is worth.
 
 Fitted on rounds in which every draft was verified: products of the confidences up to a slot against whether so many
-drafts were accepted, slot by slot, each with the temperatures before it in place.
+drafts were accepted, slot by slot, each with those before it in place.
 Legend: n rounds, G draft tokens.
 """
 
@@ -12,61 +12,88 @@ from typing import Any
 
 import numpy as np
 
+from specgraft.decode.scheduler import Scaling
 from specgraft.evaluate.metrics import auc, ece, prefix_confidence
 from specgraft.records import Verdict
 
 GRID = np.logspace(-1, 1, 41)  # temperatures tried (SGLang)
 FIT_BINS = 15  # of the error that is minimised (SGLang)
-LEAST = 50  # judged rounds below which a slot keeps its temperature of 1
+FAR = 5.0  # largest shift
+LEAST = 50  # judged rounds below which a slot is left as it is
 
 Logits = Sequence[Sequence[float]]  # [n, G]
 Rounds = tuple[Sequence[Verdict], Logits]  # of one request, or of many in a row
 
 
-def fit(rounds: Sequence[Verdict], logits: Logits, draft_tokens: int) -> list[float]:
-    """Temperatures [G]: each minimises the calibration error of the product up to its slot, given those before it.
+def fit(rounds: Sequence[Verdict], logits: Logits, draft_tokens: int, shift: bool = True) -> Scaling:
+    """T_j and b_j [G]: each minimises the error of the product up to its slot, given the slots before it.
 
-    Slots behind an accepted end token or the length limit are left out; a slot with too few rounds keeps 1.
+    With `shift`, b_j is such that mean prediction and mean label of the slot agree; a temperature alone (DSpark) turns the
+    logits about 0 and cannot mend a head that is too sure by the same amount everywhere, as one is that has seen its prompts.
+    Slots behind an accepted end token or the length limit are left out; a slot with too few rounds keeps 1 and 0.
     """
-    temperatures = np.ones(draft_tokens)
-    if not rounds:
-        return temperatures.tolist()
-    values = np.asarray(logits, dtype=np.float64)
-    _, labels, valid = prefix_confidence(rounds, logits)
-    before = np.ones(len(rounds))
-    for slot in range(draft_tokens):
-        here = valid[:, slot]
-        if here.sum() >= LEAST:
-            errors = [
-                ece(before[here] * sigmoid(values[here, slot] / temperature), labels[here, slot], FIT_BINS)
-                for temperature in GRID
-            ]
-            # where nothing can be told apart, the one nearest 1
-            order = sorted(range(len(GRID)), key=lambda place: (errors[place], abs(np.log(GRID[place]))))
-            temperatures[slot] = GRID[order[0]]
-        before = before * sigmoid(values[:, slot] / temperatures[slot])
-    return temperatures.tolist()
+    temperatures, shifts = np.ones(draft_tokens), np.zeros(draft_tokens)
+    if rounds:
+        values = np.asarray(logits, dtype=np.float64)
+        _, labels, valid = prefix_confidence(rounds, logits)
+        before = np.ones(len(rounds))
+        for slot in range(draft_tokens):
+            here = valid[:, slot]
+            if here.sum() >= LEAST:
+                temperatures[slot], shifts[slot] = _slot(before[here], values[here, slot], labels[here, slot], shift)
+            before = before * sigmoid(values[:, slot] / temperatures[slot] + shifts[slot])
+    return Scaling(tuple(temperatures.tolist()), tuple(shifts.tolist()))
+
+
+def _slot(before: np.ndarray, logits: np.ndarray, labels: np.ndarray, shift: bool) -> tuple[float, float]:
+    """The best T of the grid and its b, for products before [n] and logits [n] of one slot.
+
+    A temperature alone is chosen by ECE. With a shift ECE hardly tells a sharp slot from a flat one, and log loss is used.
+    """
+    tried = []
+    for temperature in GRID:
+        offset = _level(before, logits / temperature, labels.mean()) if shift else 0.0
+        predicted = before * sigmoid(logits / temperature + offset)
+        error = log_loss(predicted, labels) if shift else ece(predicted, labels, FIT_BINS)
+        # where nothing can be told apart, the one nearest 1
+        tried.append((error, abs(np.log(temperature)), float(temperature), offset))
+    return min(tried)[2:]
+
+
+def log_loss(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of -log of what was said of what happened."""
+    said = np.where(labels > 0.5, predicted, 1 - predicted)
+    return float(-np.log(np.maximum(said, 1e-12)).mean())
+
+
+def _level(before: np.ndarray, logits: np.ndarray, wanted: float) -> float:
+    """b at which the mean of before * sigmoid(logits + b) is `wanted`, by bisection; at most `FAR` either way."""
+    low, high = -FAR, FAR
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if (before * sigmoid(logits + middle)).mean() > wanted else (middle, high)
+    return (low + high) / 2
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-logits))
 
 
-def scaled(logits: Logits, temperatures: Sequence[float]) -> np.ndarray:
-    """Logits [n,G] over their slots' temperatures."""
-    return np.asarray(logits, dtype=np.float64).reshape(-1, len(temperatures)) / np.asarray(temperatures)
+def scaled(logits: Logits, scaling: Scaling) -> list[list[float]]:
+    """logit / T_j + b_j [n,G]."""
+    return (np.asarray(logits, dtype=np.float64) / scaling.temperatures + scaling.shifts).tolist()
 
 
-def table(rounds: Sequence[Verdict], logits: Logits, temperatures: Sequence[float], seed: int = 0) -> dict[str, Any]:
-    """ECE, AUC and Brier score by slot, of cumulative products at these temperatures; None for a slot without data.
+def table(rounds: Sequence[Verdict], logits: Logits, draft_tokens: int, seed: int = 0) -> dict[str, list[Any]]:
+    """ECE, AUC and Brier score by slot, of cumulative products of sigmoid(logits); None for a slot without data.
 
     `ece_noise` is the ECE that these very predictions would show, on as many rounds, if they were exactly right.
     """
     source = np.random.default_rng(seed)
     rows: dict[str, list[Any]] = {name: [] for name in ("ece", "ece_noise", "auc", "brier", "rounds")}
     if rounds:
-        predicted, labels, valid = prefix_confidence(rounds, scaled(logits, temperatures).tolist())
-    for slot in range(len(temperatures)):
+        predicted, labels, valid = prefix_confidence(rounds, logits)
+    for slot in range(draft_tokens):
         here = valid[:, slot] if rounds else np.zeros(0, dtype=bool)
         p, y = (predicted[here, slot], labels[here, slot]) if here.any() else (np.zeros(0), np.zeros(0))
         rows["ece"].append(ece(p, y))
@@ -91,17 +118,23 @@ def joined(requests: Sequence[Rounds]) -> Rounds:
 
 
 def calibration(requests: Sequence[Rounds], draft_tokens: int) -> dict[str, Any]:
-    """Temperatures from every other request, judged on the rest (no text is on both sides), before and after.
+    """The scaling to be used, fitted on all requests, and what fitting is worth on requests that were not fitted on.
 
-    `temperatures`, those to be used, are fitted on all requests.
+    Twice: every other request is fitted on and the rest judged, then the other way round, so every round is judged once by a
+    scaling that has not seen its text. `before`: no scaling; `temperature_alone`: DSpark's; `after`: with shifts.
     """
-    one, other = joined(requests[::2]), joined(requests[1::2])
-    half = fit(*one, draft_tokens)
+    parts = [joined(requests[::2]), joined(requests[1::2])]
+    tables = {"before": table(*joined(requests), draft_tokens)}
+    for name, shift in (("temperature_alone", False), ("after", True)):
+        judged: list[Rounds] = []
+        for (rounds, logits), other in zip(parts, reversed(parts), strict=True):
+            if rounds:
+                judged.append((rounds, scaled(logits, fit(*other, draft_tokens, shift))))
+        tables[name] = table(*joined(judged), draft_tokens)
+    final = fit(*joined(requests), draft_tokens)
     return {
-        "temperatures": fit(*joined(requests), draft_tokens),
-        "temperatures_half": half,
-        "fitted_rounds": len(one[0]),
-        "judged_rounds": len(other[0]),
-        "before": table(*other, [1.0] * draft_tokens),
-        "after": table(*other, half),
+        "temperatures": list(final.temperatures),
+        "shifts": list(final.shifts),
+        "rounds": [len(part[0]) for part in parts],
+        **tables,
     }

@@ -1,8 +1,8 @@
-"""Confidences put to use: temperatures for a run's drafter, and the same prompts decoded under `evaluate.schedule`."""
+"""Confidences put to use: calibration of a run's drafter, and the same prompts decoded under `evaluate.schedule`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from specgraft.decode.costs import Costs
 from specgraft.decode.loop import Request
 from specgraft.decode.pair import Pair
 from specgraft.decode.profile import profile
-from specgraft.decode.scheduler import Scheduler, make
+from specgraft.decode.scheduler import Scaling, Scheduler, make
 from specgraft.evaluate import metrics
 from specgraft.evaluate.calibration import calibration
 from specgraft.evaluate.lossless import first_difference
@@ -23,7 +23,7 @@ Decode = Callable[[Scheduler, float], list[Request]]  # fresh requests of one te
 
 
 def scaling(by_temperature: Mapping[float, Sequence[Request]], draft_tokens: int) -> dict[str, Any]:
-    """Temperature scaling of each law's rounds (`calibration`), under "t0", "t1", .."""
+    """Calibration of each law's rounds, under "t0", "t1", .."""
     return {
         f"t{temperature:g}": {
             "temperature": temperature,
@@ -33,19 +33,27 @@ def scaling(by_temperature: Mapping[float, Sequence[Request]], draft_tokens: int
     }
 
 
-def write_temperatures(path: Path, found: dict[str, Any], weights: str) -> None:
+def write_scalings(path: Path, found: dict[str, Any], weights: str) -> None:
     """confidence.json: what a scheduler needs of this drafter, and which weights it belongs to."""
-    laws = [{key: row[key] for key in ("temperature", "temperatures")} for row in found.values()]
+    laws = [{key: row[key] for key in ("temperature", "temperatures", "shifts")} for row in found.values()]
     write_json(path, {"weights": weights, "laws": laws})
 
 
-def read_temperatures(path: Path, weights: str | None = None) -> dict[float, list[float]]:
-    """T_j [G] by the law's temperature. Raises ValueError where the file is missing, damaged, or of other `weights`."""
+def scalings_of(rows: Iterable[dict[str, Any]]) -> dict[float, Scaling]:
+    """By the law's temperature, from rows of `scaling` or of confidence.json."""
+    return {
+        float(row["temperature"]): Scaling([float(t) for t in row["temperatures"]], [float(b) for b in row["shifts"]])
+        for row in rows
+    }
+
+
+def read_scalings(path: Path, weights: str | None = None) -> dict[float, Scaling]:
+    """What `write_scalings` left. Raises ValueError where the file is missing, damaged, or of other `weights`."""
     data = read_json(path)
     try:
         if weights is not None and data["weights"] != weights:
             raise ValueError(f"{path}: fitted for another checkpoint; run evaluate on this one")
-        return {float(row["temperature"]): [float(value) for value in row["temperatures"]] for row in data["laws"]}
+        return scalings_of(data["laws"])
     except (KeyError, TypeError):
         raise ValueError(f"{path}: damaged; delete it and run evaluate again") from None
 
@@ -66,13 +74,13 @@ def scheduled(
 ) -> dict[str, Any]:
     """Accept length and drafts verified under `evaluate.schedule`, beside fixed length, and whether greedy text stayed."""
     part = config.evaluate
-    temperatures = {row["temperature"]: row["temperatures"] for row in found.values()}
+    scalings = scalings_of(found.values())
     out: dict[str, Any] = {"schedule": part.schedule, "threshold": part.threshold}
     for temperature, before in fixed.items():
         costs = None
         if part.schedule in ("prefix", "late"):
             costs = costs_for(both, [request.ids for request in before], config, temperature)
-        after = decode(make(part.schedule, temperatures, costs, part.threshold), temperature)
+        after = decode(make(part.schedule, scalings, costs, part.threshold), temperature)
         row: dict[str, Any] = {"fixed": summary(before), "scheduled": summary(after)}
         if costs is not None:
             row["costs"] = costs.to_json()

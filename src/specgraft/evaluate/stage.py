@@ -18,7 +18,7 @@ from specgraft.drafters.store import WEIGHTS, load_drafter
 from specgraft.evaluate import metrics, predicted
 from specgraft.evaluate.examples import examples
 from specgraft.evaluate.lossless import compare
-from specgraft.evaluate.scheduled import scaling, scheduled, write_temperatures
+from specgraft.evaluate.scheduled import scaling, scheduled, write_scalings
 from specgraft.evaluate.speed import measure
 from specgraft.log import progress, say
 from specgraft.records import Conversation, read_conversations
@@ -97,7 +97,7 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequ
             ),
             "scaling": scaling(by_temperature, both.drafter.config.draft_tokens),
         }
-        write_temperatures(run.confidence, result["confidence"]["scaling"], result["settings"]["weights"])
+        write_scalings(run.confidence, result["confidence"]["scaling"], result["settings"]["weights"])
         if part.schedule != "fixed":
             result["scheduled"] = scheduled(
                 both,
