@@ -26,7 +26,7 @@ from typing import Any
 
 from peers.environments import PEERS, interpreter
 
-OURS, NAIVE = "specgraft", "naive"
+OURS, EAGER, NAIVE = "specgraft", "specgraft eager", "naive"
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {
         "hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128, "taps": 3,
@@ -220,6 +220,7 @@ class Run:
         self.args = args
         script = Path(__file__).parent / "peers" / "specgraft_step.py"
         self.ours, self.naive = Contender(OURS, sys.executable, script), Contender(NAIVE, sys.executable, script, "naive")
+        self.eager = Contender(EAGER, sys.executable, script, "eager")
         self.peers, missing = peers_of(args.names)
         self.drafters = [args.only] if args.only else ["dspark", "dflash"]
         self.precisions = ["fp32", "bf16"] if args.precision == "both" else [args.precision]
@@ -237,7 +238,7 @@ class Run:
     def compare(self, shape: str, drafter: str, precision: str) -> list[Row]:
         """All contenders at one task; our naive losses too where the growth tables read them."""
         naive = [self.naive] if (drafter, precision) == ("dspark", "fp32") else []
-        rows = measure([self.ours, *self.peers, *naive], self.task(shape, drafter, precision), self.args.repeats)
+        rows = measure([self.ours, *self.peers, self.eager, *naive], self.task(shape, drafter, precision), self.args.repeats)
         found = ratios(rows)
         self.result.setdefault(shape, {}).setdefault(drafter, {})[precision] = found
         if (shape, drafter, precision) == ("large", "dspark", "fp32"):

@@ -1,4 +1,5 @@
-"""A training step of ours: `distill.objective` on one text; mode "naive" swaps in losses that hold whole [rows, V] logits."""
+"""A training step of ours: `distill.objective` on one text; mode "eager" does without compiled
+passes, as runs of fewer than 300 steps do; mode "naive" swaps in losses that hold whole [rows, V] logits."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def build(task: Task, inputs: Inputs) -> Contender:
     shared = Shared(inputs.embedding, inputs.head, RMSNorm(task.hidden, 1e-6).requires_grad_(False), task.mask_token)
     starts, mask = torch.zeros_like(inputs.input_ids), inputs.loss_mask.bool()
     texts, generator = Texts(inputs.input_ids, inputs.taps, starts), torch.Generator().manual_seed(task.seed)
-    options, compute = DistillSection(), torch.bfloat16 if task.precision == "bf16" else torch.float32
+    options = DistillSection(fused="on" if not task.mode else "off")
+    compute = torch.bfloat16 if task.precision == "bf16" else torch.float32
 
     def forward() -> tuple[torch.Tensor, float]:
         anchors = draw_anchors(mask, starts, task.anchors, task.draft_tokens, generator)

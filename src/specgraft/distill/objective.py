@@ -110,8 +110,8 @@ def objective(
             weights[pointwise] = weights.get(pointwise, 0.0) + each / (denominators[name] + LEAST)
     wanted = {"alpha", "hit"} if inputs.rows.target_hidden is not None and drafter.selector is None else set()
     value, losses, top = weighted_losses(
-        inputs.rows, shared.head, inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows, compute=compute,
-        top_k=0 if drafter.selector is None else drafter.selector.top_k,
+        inputs.rows, shared.head_as(compute), inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows,
+        compute=compute, fused=options.fused == "on", top_k=0 if drafter.selector is None else drafter.selector.top_k,
     )  # fmt: skip
     shown = Shown({name: part.numerator(losses) for name, part in parts.items()}, denominators, slot_sums(losses, slots.slot, len(decay)))
     if confident:
@@ -188,7 +188,8 @@ def block_parts(
     slots = inputs.slots
     with torch.no_grad():
         _, first, _ = weighted_losses(
-            inputs.rows, shared.head, inputs.markov, {}, want=wanted, chunk=options.chunk_rows, compute=compute
+            inputs.rows, shared.head_as(compute), inputs.markov, {}, want=wanted, chunk=options.chunk_rows, compute=compute,
+            fused=options.fused == "on",
         )
     parts: dict[str, Part] = {}
     at_slot = (slots.row, slots.block, slots.slot)

@@ -26,7 +26,7 @@ def slot_statistics(
     inputs = slot_inputs(drafter, shared, batch, forward(drafter, shared, batch, compute), slots)
     rows, selector = inputs.rows, drafter.selector
     top_k, wanted = (0, {"alpha", "hit"}) if selector is None else (selector.top_k, set())
-    _, losses, top = weighted_losses(rows, shared.head, inputs.markov, {}, want=wanted, chunk=chunk, compute=compute, top_k=top_k)
+    _, losses, top = weighted_losses(rows, shared.head_as(compute), inputs.markov, {}, want=wanted, chunk=chunk, compute=compute, top_k=top_k)
     alpha, hit = losses.alpha, losses.hit
     if selector is not None and top is not None:
         before = batch.texts.input_ids.flatten()[slots.places][slots.source]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -26,11 +26,20 @@ class Shared:
     head: torch.Tensor  # [V, D]
     final_norm: nn.Module  # the target's own class
     mask_token_id: int
+    converted: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)  # of `head_as`
 
     @classmethod
     def of(cls, target: Lender, mask_token_id: int) -> Shared:
         """The target's own tensors, without gradient."""
         return cls(target.embedding.weight.detach(), target.head.weight.detach(), target.final_norm, mask_token_id)
+
+    def head_as(self, kind: torch.dtype) -> torch.Tensor:
+        """The head [V,D] for products in `kind`: a half-precision copy is made once, others are the head itself."""
+        if self.head.dtype == kind or kind not in (torch.bfloat16, torch.float16):
+            return self.head
+        if kind not in self.converted:
+            self.converted[kind] = self.head.to(kind)
+        return self.converted[kind]
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Input embeddings [.., D] of ids [..], in float32 (float64 weights: float64)."""

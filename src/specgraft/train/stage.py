@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specgraft.config import RunConfig
+from specgraft.distill.fusing import settle
 from specgraft.distill.objective import Outcome, objective
 from specgraft.distill.statistics import slot_statistics
 from specgraft.drafters.drafter import Drafter
@@ -52,6 +53,7 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
     shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
     settings = train_settings(config, reader)
+    options = settle(config.distill, target.device, part.steps)
     first = restore(found[-1], drafter, optimizer, settings) if found else 0
     if first >= part.steps:
         return
@@ -65,7 +67,7 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
         for step, batch in enumerate(stream, first):
             began = time.monotonic()
             slots = step_generator(config.run.seed, step, "slots")
-            outcome = objective(drafter, shared, batch, config.distill, getattr(torch, part.compute), slots)
+            outcome = objective(drafter, shared, batch, options, getattr(torch, part.compute), slots)
             outcome.loss.backward()
             norm = optimizer.step(step)
             row = summary(outcome)

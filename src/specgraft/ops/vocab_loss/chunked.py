@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from specgraft.ops.vocab_loss.fused import Fused, TargetRows
 from specgraft.ops.vocab_loss.grouping import Chunk, chunks
 from specgraft.ops.vocab_loss.naive import POINTWISE, Rows, SlotLosses
-from specgraft.ops.vocab_loss.pointwise import Pointwise, expand
+from specgraft.ops.vocab_loss.pointwise import Law, Pointwise, expand
 from specgraft.ops.vocab_loss.products import Products
 
 
@@ -29,9 +30,10 @@ def weighted_losses(
     want: Collection[str] = (),
     eta: float = 3.0,
     softcap: float = 0.0,
-    chunk: int = 128,
+    chunk: int = 256,
     compute: torch.dtype = torch.float32,
     top_k: int = 0,
+    fused: bool = False,
 ) -> tuple[torch.Tensor, SlotLosses, torch.Tensor | None]:
     """The sum over rows and names of weights[name] * loss[name]; the per-slot losses; ids of the top_k draft logits.
 
@@ -39,7 +41,7 @@ def weighted_losses(
     `weights` and `want` (ce always; tv, l1 and alpha together); the ids are [R, top_k], None for top_k = 0. Gradients reach
     rows.hidden, rows.latent and markov, once per call; the head and the target's states are frozen.
     Memory: [chunk, V] for the draft, at most as much for the target and for the Markov bias, and once more for kl, rkl, jsd
-    or lk_hybrid. A head that is already in `compute` is not copied. Same `source` and `latent_row` object: the latents' work is shared too.
+    or lk_hybrid. A head that is already in `compute` is not copied. `fused` compiles the passes over logits (see `fused`): less time and memory. Same `source` and `latent_row` object: the latents' work is shared too.
     """
     names = expand([*weights, *want])
     if set(weights) - set(POINTWISE):
@@ -50,7 +52,7 @@ def weighted_losses(
     with_grad = torch.is_grad_enabled() and bool(weights)
     asked = [with_grad and leaf is not None and leaf.requires_grad for leaf in leaves]
     with torch.no_grad():
-        run = _Run(rows, head, markov, weights, names, asked, eta, softcap, chunk, compute, top_k)
+        run = _Run(rows, head, markov, weights, names, asked, eta, softcap, chunk, compute, top_k, fused)
         for piece in chunks(run.key, chunk):
             run.work(piece)
         value = run.out["ce"].new_zeros(())
@@ -94,6 +96,7 @@ class _Run:
         chunk: int,
         compute: torch.dtype,
         top_k: int,
+        fused: bool,
     ) -> None:
         chunk = max(1, min(chunk, rows.hidden.shape[0]))
         double = torch.float64 in (compute, rows.hidden.dtype)
@@ -121,12 +124,13 @@ class _Run:
             torch.zeros_like(shape, dtype=self.wide) if wanted and shape is not None else None
             for shape, wanted in zip(shapes, asked, strict=True)
         ]
-        self.block = chunk if rows.hidden.is_cuda else max(1, torch.get_num_threads())
+        self.block = chunk if rows.hidden.is_cuda or fused else max(1, torch.get_num_threads())
         like = rows.hidden.new_empty((min(self.block, chunk), head.shape[0]), dtype=self.wide)
         rank_rows, head_rows = (chunk if self.markov is not None else 0), chunk * (2 if self.target_hidden is not None else 1)
         # the same memory in every chunk; what no chunk needs is never touched
         self.logits, self.bias = (like.new_empty((n, like.shape[1]), dtype=self.products.result) for n in (head_rows, rank_rows))
         self.pointwise = Pointwise(names, self.weights, eta, softcap, like)
+        self.fused = Fused(names, frozenset(self.weights), eta, softcap, self.wide) if fused else None
 
     def work(self, piece: Chunk) -> None:
         """Values of the chunk's slots into `out`, gradients into `grads`."""
@@ -140,16 +144,27 @@ class _Run:
         if self.rows.latent is not None and self.markov is not None:
             latent = self.rows.latent[piece.sources if self.shared else self.latent_row[slots]].to(self.products.kind)
             bias = self.products.rows(latent, self.markov, self.bias)
-        law = self.pointwise.target(logits[count:]) if self.target_hidden is not None else None
+        law: Law | TargetRows | None = None
+        if self.target_hidden is not None:
+            law = (self.fused or self.pointwise).target(logits[count:])
         out = {name: z.new_empty(count, dtype=self.wide) for name in self.names}
         weights = {name: weight[slots] for name, weight in self.weights.items()}
         for here, above in piece.blocks(self.block):
+            if self.fused is not None:
+                values, mine = ({name: part[here] for name, part in parts.items()} for parts in (out, weights))
+                near = None if bias is None else bias[above if self.shared else here]
+                if self.top is not None:
+                    self.top[slots[here]] = (z[here] if near is None else z[here] + near).topk(self.top.shape[1], -1).indices
+                assert law is None or isinstance(law, TargetRows)
+                self.fused.draft(z[here], near, self.rows.labels[slots[here]], law and law[above], values, mine)
+                continue
             block = self.pointwise.wide(z[here])
             if bias is not None:
                 self.pointwise.add(block, bias[above if self.shared else here])
             if self.top is not None:
                 self.top[slots[here]] = block.topk(self.top.shape[1], -1).indices
             values, mine = ({name: part[here] for name, part in parts.items()} for parts in (out, weights))
+            assert not isinstance(law, TargetRows)
             self.pointwise.draft(block, self.rows.labels[slots[here]], law and law[above], values, mine)
             if self.weights and block.dtype != z.dtype:
                 z[here] = block.to(z.dtype)
