@@ -83,6 +83,16 @@ def _objective(distill: Any, drafter: Any) -> str:
     return ", ".join(f"{name} {plain(value)}" for name, value in found.items()) + f", decay {plain(part.decay)}"
 
 
+def _heads(drafter: Any) -> list[tuple[str, str]]:
+    """What stands behind the trunk of this kind."""
+    kind = at(drafter, "kind")
+    if kind == "dspark":
+        return [("sequential head", f"{plain(at(drafter, 'markov_head'))}, rank {plain(at(drafter, 'markov_rank'))}")]
+    if kind == "dflash2":
+        return [("candidate selector", f"top {plain(at(drafter, 'selector_top_k'))}, rank {plain(at(drafter, 'selector_rank'))}")]
+    return []
+
+
 def _models(run: Found) -> list[tuple[str, str]]:
     target, drafter, capture = at(run.config, "target"), at(run.config, "drafters"), at(run.config, "capture")
     if not drafter:
@@ -90,11 +100,11 @@ def _models(run: Found) -> list[tuple[str, str]]:
     taps = at(capture, "taps")
     if taps == "spread":
         taps = f"{plain(at(capture, 'tap_count'))}, spread over depth"
-    warm = {key: at(drafter, key) for key in ("warm_layers", "warm_markov", "warm_fc")}
+    warm = {key: at(drafter, key) for key in ("warm_from", "warm_layers", "warm_markov", "warm_fc")}
     started = [
         f"{key.removeprefix('warm_')} {plain(value)}"
         for key, value in warm.items()
-        if value not in (None, False, "none")
+        if value not in (None, False, "none", "")
     ]
     return [
         ("target", f"{plain(at(target, 'id'))}, {plain(at(target, 'dtype'))}"),
@@ -103,7 +113,7 @@ def _models(run: Found) -> list[tuple[str, str]]:
         ("draft layers", plain(at(drafter, "layers"))),
         ("query / key-value heads", " / ".join(_shape(at(drafter, key)) for key in ("heads", "kv_heads"))),
         ("head width / MLP width", " / ".join(_shape(at(drafter, key)) for key in ("head_dim", "intermediate"))),
-        ("sequential head", f"{plain(at(drafter, 'markov_head'))}, rank {plain(at(drafter, 'markov_rank'))}"),
+        *_heads(drafter),
         ("tapped target layers", plain(taps)),
         ("warm start", ", ".join(started) or "none"),
     ]
