@@ -100,6 +100,8 @@ def files(folder: Path) -> set[str]:
         (["regen", "--allow", "overfti"], ["--allow 'overfti': no such gate; the gates are token identity"]),
         (["evaluate", "run.name=../up"], ["run.name"]),
         (["check", "."], ["is a folder"]),
+        (["regen", "drafters.kind=dspak"], ["drafters.kind='dspak': known are mtp"]),
+        (["capture", "drafters.layers=2", 'drafters.layer_types=["full_attention"]'], ["layer_types names 1 layers for 2"]),
     ],
 )
 def test_bad_arguments_are_one_line_and_make_no_folder(call, here: Path, arguments: list[str], parts: list[str]) -> None:

@@ -70,7 +70,11 @@ def test_an_unknown_key_like_no_other_lists_what_is_known() -> None:
     [
         ("train.lr=fast", ["train.lr", "number", '"fast"']),
         ("train.lr=-1", ["train.lr", "greater than 0", "-1"]),
-        ("train.lr=nan", ["train.lr", "greater than 0"]),
+        ("train.lr=nan", ["train.lr", "finite", "NaN"]),
+        ("distill.ce=inf", ["distill.ce", "finite", "Infinity"]),
+        ("drafters.head_dim=7", ["drafters.head_dim", "multiple of 2", "7"]),
+        ('drafters.layer_types=["full_attention"]', ["drafters.layer_types", "1 layers for 5", "give one each"]),
+        ("drafters={layer_types='sliding',sliding_window=7}", ["drafters.sliding_window=7", "larger than drafters.draft_tokens=7"]),
         ("train.steps=1.5", ["train.steps", "integer", "1.5"]),
         ("train.optimizer=sgd", ["train.optimizer", "'adamw' or 'muon'", '"sgd"']),
         ("train=3", ["train", "3"]),

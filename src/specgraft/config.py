@@ -17,7 +17,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Run(Section):
@@ -68,7 +68,7 @@ class DraftersSection(Section):
     layers: int = Field(5, ge=1)
     heads: int = Field(0, ge=0, description="query heads; 0: as the target")
     kv_heads: int = Field(0, ge=0, description="key/value heads; 0: as the target")
-    head_dim: int = Field(0, ge=0, description="0: as the target")
+    head_dim: int = Field(0, ge=0, multiple_of=2, description="0: as the target")
     intermediate: int = Field(0, ge=0, description="MLP width; 0: as the target")
     layer_types: list[Literal["full_attention", "sliding_attention"]] | Literal["full", "sliding"] = Field(
         "full", description="one per layer, or one word for all"
@@ -230,7 +230,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        warm = self.drafters.warm_layers
+        part, warm = self.drafters, self.drafters.warm_layers
+        if isinstance(part.layer_types, list) and len(part.layer_types) != part.layers:
+            raise ValueError(
+                f"drafters.layer_types names {len(part.layer_types)} layers for {part.layers} draft layers: give one each, or one word for all"
+            )
+        if "sliding" in str(part.layer_types) and part.sliding_window <= part.draft_tokens:
+            raise ValueError(
+                f"drafters.sliding_window={part.sliding_window} must be larger than drafters.draft_tokens={part.draft_tokens}: raise it"
+            )
         if isinstance(warm, list) and len(warm) != self.drafters.layers:
             raise ValueError(
                 f"drafters.warm_layers names {len(warm)} layers for {self.drafters.layers} draft layers: give one each"

@@ -23,7 +23,9 @@ class Session:
 
     def __init__(self, config: RunConfig, allow: frozenset[str] = frozenset()) -> None:
         from specgraft.check.gates import check_names
+        from specgraft.drafters.registry import check_kind
 
+        check_kind(config.drafters.kind)  # before the stages that need no drafter
         self.config, self.allow = config, check_names(allow)
         self.run = RunDir(Path(config.run.root).expanduser() / config.run.name)
 

@@ -197,6 +197,13 @@ def test_a_slot_without_its_label_teaches_nothing_where_it_is_left_out(drafter, 
     assert {tuple(key) for key in grad.any(-1).nonzero().tolist()} == {key for key, v in values.items() if v["taught"]}
 
 
+def test_what_is_shown_of_the_selector_loss_is_over_the_slots_it_teaches(drafter, shared) -> None:
+    batch = batch_of(drafter, shared)
+    left_out, injected = (objective(drafter, shared, batch, DistillSection(preset=p), F64).sums for p in ("dflash2", "dflash2_kl"))
+    assert torch.equal(left_out["taught"], left_out["recall"]) and float(left_out["taught"].sum()) < float(left_out["count"].sum())
+    assert torch.equal(injected["taught"], injected["count"])
+
+
 def test_drawn_slots_have_no_prefixes_and_weight_one(drafter, shared) -> None:
     batch = batch_of(drafter, shared)
     options = DistillSection(preset="dflash2", slot_sampling=True, decay=1.5)

@@ -256,6 +256,12 @@ def test_a_step_without_slots_has_loss_zero() -> None:
     assert summary(Outcome(torch.zeros(()), {}, {}, sums)) == {"loss": 0.0, "slots": 0}
 
 
+def test_the_mean_of_a_selector_loss_leaves_out_slots_that_it_leaves_out() -> None:
+    sums = {"selector": [3.0, 1.0], "taught": [1.0, 1.0], "ce": [8.0, 8.0], "count": [4.0, 4.0]}
+    row = summary(Outcome(torch.zeros(()), {}, {}, {name: torch.tensor(values) for name, values in sums.items()}))
+    assert row == {"loss": 0.0, "selector": 2.0, "ce": 2.0, "slots": 8}
+
+
 def test_answers_cut_away_by_the_length_limit_are_counted_and_nothing_left_is_refused(capsys) -> None:
     rows = [
         Conversation(f"p{n}", "f", "en", "chat", "train", [5] * 20, [False] * 10 + [True] * 10, 10, 0.0, 1.0, 0, "length", "")

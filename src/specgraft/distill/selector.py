@@ -69,7 +69,7 @@ class Term:
     value: torch.Tensor  # scalar with graph: the parts' weighted sums over their denominators
     numerators: dict[str, torch.Tensor]  # per part, this rank's, no graph
     denominators: dict[str, torch.Tensor]  # per part, of all ranks
-    slots: dict[str, torch.Tensor]  # [R] of every slot: alpha, hit, recall, ..; `selector` counts 0 where recall is 0
+    slots: dict[str, torch.Tensor]  # [R] of every slot: alpha, hit, recall, ..; `selector` is 0 where `taught` is
 
 
 def selector_term(
@@ -120,6 +120,8 @@ def selector_term(
     }
     told = {name: part for name, part in found_losses._asdict().items() if part is not None and (name in mix or name in ALWAYS)}
     told["recall"] = found.to(weight.dtype)
+    if "selector" in mix:
+        told["taught"] = torch.ones_like(told["recall"]) if candidates.inject else told["recall"]
     if not options.slot_sampling:
         told |= prefixes(slots, mask, found, found_losses.picked > 0)
     return Term(value, numerators, denominators, told)

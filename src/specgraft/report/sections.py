@@ -79,7 +79,10 @@ def _objective(distill: Any, drafter: Any) -> str:
         part = DistillSection.model_validate(distill)
     except ValueError:  # a run of another version
         return ", ".join(f"{key} {plain(value)}" for key, value in distill.items())
-    found = part.weights(str(at(drafter, "kind")))
+    kind = str(at(drafter, "kind"))
+    found = part.weights(kind)
+    if kind in ("mtp", "dflash", "dflash2") or at(drafter, "confidence") is False:
+        found.pop("confidence", None)  # no such head: it counts for nothing
     return ", ".join(f"{name} {plain(value)}" for name, value in found.items()) + f", decay {plain(part.decay)}"
 
 

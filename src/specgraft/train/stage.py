@@ -108,7 +108,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     for name, values in sums.items():
         if name in BY_SLOT:
             row[name] = (values / count).tolist()
-        elif name != "count":
+        elif name == "selector":  # slots whose label is no candidate are no part of this mean
+            row[name] = float(values.sum()) / max(1.0, float(sums["taught"].sum()))
+        elif name not in ("count", "taught"):
             row["confidence" if name == "bce" else name] = float(values.sum()) / total
     row["slots"] = int(total)
     return row
