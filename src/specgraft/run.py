@@ -113,7 +113,9 @@ class Session:
 
         with self.timed("evaluate"):
             prompts = [c.prompt_id for c in self.conversations() if c.split == "heldout"]
-            result = evaluate(self.config, self.run, checkpoint or latest(self.run.checkpoints), prompts)
+            folder = checkpoint or latest(self.run.checkpoints)
+            refuse_another_drafter(self.config, folder)
+            result = evaluate(self.config, self.run, folder, prompts)
         self.passed(self.evaluate_gates(result))
         return result
 
@@ -122,7 +124,9 @@ class Session:
         from specgraft.train.checkpoint import latest
 
         with self.timed("export"):
-            folder = export(self.config, self.run, checkpoint or latest(self.run.checkpoints))
+            source = checkpoint or latest(self.run.checkpoints)
+            refuse_another_drafter(self.config, source)
+            folder = export(self.config, self.run, source)
         self.passed(self.export_gates(checkpoint))
         return folder
 
@@ -213,6 +217,21 @@ class Session:
 
         record(self.run, results, self.allow)
         require(results, self.allow)
+
+
+def refuse_another_drafter(config: RunConfig, checkpoint: Path) -> None:
+    """Raises ValueError where the run file describes another drafter than the checkpoint holds: numbers of the one would stand
+    under the settings of the other."""
+    from specgraft.drafters.store import load_drafter
+    from specgraft.train.setup import kind_fields
+
+    stored, part = load_drafter(checkpoint).config, config.drafters
+    for name in ("kind", "draft_tokens", "layers", "block_causal", *kind_fields(part)):
+        if getattr(stored, name) != getattr(part, name):
+            raise ValueError(
+                f"{checkpoint}: trained with drafters.{name}={getattr(stored, name)!r}, now {getattr(part, name)!r}; set it back, or "
+                "name another checkpoint"
+            )
 
 
 def prepare(config: RunConfig) -> None:

@@ -109,6 +109,14 @@ def test_a_second_run_repeats_no_work_and_ends_with_the_same_numbers(done: Done,
     assert "accept length" in out and f"report: {done.root / 'report.html'}" in out
 
 
+@pytest.mark.parametrize(("setting", "stage_name"), [("draft_tokens=3", "evaluate"), ("kind=mtp", "evaluate"), ("markov_rank=8", "export")])
+def test_a_checkpoint_of_another_drafter_is_no_part_of_the_run(done: Done, setting: str, stage_name: str) -> None:
+    before = (done.root / "config.json").read_text()
+    with pytest.raises(ValueError, match=rf"step-000008: trained with drafters\.{setting.split('=')[0]}=.*set it back"):
+        getattr(done.session(f"drafters.{setting}"), stage_name)()
+    assert (done.root / "config.json").read_text() == before
+
+
 def test_other_evaluation_settings_are_measured_anew(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(Session, "evaluate", lambda self, checkpoint: measured.append(checkpoint) or {})

@@ -140,6 +140,8 @@ def test_the_markov_start_prefers_the_pairs_of_the_train_answers(target) -> None
     for kind in ({"kind": "dflash"}, {"markov_rank": 0}):
         with pytest.raises(ValueError, match=r"drafters\.warm_markov=true: this \w+ drafter has no Markov head"):
             new_drafter(config_of(drafters={"warm_markov": True, **kind}), target, TAPS, rows)
+    with pytest.raises(ValueError, match=r"drafters\.warm_markov=true: the rnn head reads W1 through its recurrence"):
+        new_drafter(config_of(drafters={"warm_markov": True, "markov_head": "rnn"}), target, TAPS, rows)
     with pytest.raises(ValueError, match=r"drafters\.warm_markov needs answers"):
         new_drafter(config_of(drafters={"warm_markov": True}), target, TAPS)
 

@@ -164,11 +164,14 @@ def start_markov(drafter: Drafter, before: torch.Tensor, after: torch.Tensor, sc
     """W2 W1^T starts as a rank-r fit of the positive mutual information of token pairs.
 
     before, after [P]: neighbouring tokens of the answers. Entry (a, b) is max(0, log(n_ab n / (n_a n_b))), damped for rare
-    pairs by n_ab / (n_ab + 1). Raises ValueError for a drafter without a Markov head.
+    pairs by n_ab / (n_ab + 1). Raises ValueError for a drafter without a Markov head, or with one whose bias is no product
+    of the two tables (`rnn`: there the fit would be noise).
     """
     head = drafter.markov_head
     if head is None:
         raise ValueError(f"drafters.warm_markov=true: this {drafter.config.kind} drafter has no Markov head; set it to false")
+    if drafter.config.markov_head == "rnn":
+        raise ValueError('drafters.warm_markov=true: the rnn head reads W1 through its recurrence; set it to false, or markov_head="gated"')
     vocab, rank = drafter.config.vocab_size, drafter.config.markov_rank
     pairs, counts = torch.unique(before * vocab + after, return_counts=True)
     left, right = pairs // vocab, pairs % vocab
