@@ -33,7 +33,7 @@ def variant(config: RunConfig, kind: str, seed: int) -> RunConfig:
     for setting in more:
         keys, value = parse_override(setting)
         data["drafters"][keys[-1]] = value
-    if kind != "dspark":
+    if kind != "dspark" or data["drafters"]["markov_head"] == "rnn" or not data["drafters"]["markov_rank"]:  # nothing that it could start
         data["drafters"]["warm_markov"] = False
     return validate(data, f"{kind}, seed {seed}")
 
