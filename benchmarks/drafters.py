@@ -1,14 +1,17 @@
-"""Drafters side by side: same target, same features, same objective and steps; accept length of the decode loop on held-out.
+"""Drafters side by side: same target, same features, same steps; accept length of the decode loop on held-out.
 
     python benchmarks/drafters.py RUN.toml [section.key=value ...] [--kinds dspark,dflash,mtp] [--seeds 0,1,2] [--json PATH]
 
-Answers and features are those of the run file (made when missing); every (kind, seed) is a run folder beside it that
-resumes, and is skipped when done. Prints a Markdown table: mean and spread over the seeds.
+A kind may carry settings: dspark+markov_head=rnn, dflash+distill.preset=dpace. With distill.preset=auto every kind minimises its
+own published objective; name a preset to give all the same. Answers and features are those of the run file (made when
+missing); every (kind, seed, settings) is a folder RUN/drafters/.. that resumes, and is read when done.
+Prints a Markdown table: mean and spread over the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import time
@@ -25,22 +28,23 @@ from specgraft.train.stage import train
 
 
 def variant(config: RunConfig, kind: str, seed: int) -> RunConfig:
-    """The run file with another drafter and seed. `kind` may carry settings of its own: dspark+markov_head=rnn."""
+    """The run file with another drafter and seed. Settings behind a + without a section are the drafter's."""
     kind, *more = kind.split("+")
     data = config.model_dump(mode="json")
     data["run"]["seed"] = seed
     data["drafters"]["kind"] = kind
     for setting in more:
         keys, value = parse_override(setting)
-        data["drafters"][keys[-1]] = value
-    if kind != "dspark" or data["drafters"]["markov_head"] == "rnn" or not data["drafters"]["markov_rank"]:  # nothing that it could start
-        data["drafters"]["warm_markov"] = False
+        section, key = keys if len(keys) == 2 else ("drafters", keys[-1])
+        data[section][key] = value
     return validate(data, f"{kind}, seed {seed}")
 
 
-def folder_of(base: Session, kind: str, seed: int) -> RunDir:
-    """A run folder that shares the base run's answers and features."""
-    root = base.run.root / "drafters" / f"{kind}-{seed}"
+def folder_of(base: Session, config: RunConfig, kind: str, seed: int) -> RunDir:
+    """A run folder that shares the base run's answers and features; other settings have another one."""
+    parts = {name: getattr(config, name).model_dump(mode="json") for name in ("target", "drafters", "distill", "train", "evaluate")}
+    settings = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    root = base.run.root / "drafters" / f"{kind}-{seed}-{settings}"
     root.mkdir(parents=True, exist_ok=True)
     for name in ("regen", "features"):
         if not (root / name).exists():
@@ -50,7 +54,8 @@ def folder_of(base: Session, kind: str, seed: int) -> RunDir:
 
 def measure(base: Session, kind: str, seed: int) -> dict[str, Any]:
     """Trains and decodes one drafter, or reads what an earlier run of this command measured."""
-    config, run = variant(base.config, kind, seed), folder_of(base, kind, seed)
+    config = variant(base.config, kind, seed)
+    run = folder_of(base, config, kind, seed)
     result_path = run.root / "accept.json"
     if result_path.exists():
         return read_json(result_path)
@@ -99,17 +104,28 @@ def table(rows: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--kinds", default="dspark,dflash,mtp")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("config", type=Path, help="run file")
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("--kinds", default="dspark,dflash,mtp", help="commas between; kind+key=value for settings of one")
+    parser.add_argument("--seeds", default="0,1,2", help="commas between")
+    parser.add_argument("--json", type=Path, help="every row, and the config")
     args = parser.parse_args()
+    try:
+        compare(args)
+    except ValueError as error:
+        parser.error(str(error))  # one line, exit code 2
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Checks every variant, then measures them."""
     base = Session(load_config(args.config, args.overrides))
+    seeds = [int(seed) for seed in args.seeds.split(",")]
+    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.kinds.split(",")}
+    for kind in rows:
+        Session(variant(base.config, kind, seeds[0]))
     base.regen()
     base.capture()
-    rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.kinds.split(",")}
-    for seed in map(int, args.seeds.split(",")):  # seed by seed: a stopped comparison has whole seeds
+    for seed in seeds:  # seed by seed: a stopped comparison has whole seeds
         for kind, found in rows.items():
             found.append(measure(base, kind, seed))
             print(f"{kind} seed {seed}: T=0 {found[-1]['t0']['accept_length']:.3f}, T=1 {found[-1]['t1']['accept_length']:.3f}", flush=True)

@@ -89,14 +89,22 @@ class Session:
             capture(self.config, self.run, self.target, conversations)
         self.passed(self.stored_gates(conversations))
 
-    def exportable(self) -> None:
-        """Raises ValueError, before any training, where the drafter could not be exported in the end."""
+    def exportable(self) -> bool:
+        """Whether an exporter knows this shape of drafter; says so, before any training, where none does.
+
+        Raises ValueError where the exporter would refuse the drafter for something else.
+        """
         from specgraft.export.facts import target_facts
-        from specgraft.export.refusals import refuse
+        from specgraft.export.refusals import no_exporter, refuse
+        from specgraft.log import say
         from specgraft.train.setup import drafter_config
 
-        part = self.config.export
-        refuse(drafter_config(self.config, self.target, self.header["taps"]), part.dtype, part.to, target_facts(self.run))
+        part, shape = self.config.export, drafter_config(self.config, self.target, self.header["taps"])
+        if reason := no_exporter(shape):
+            say(f"export will be left out: {reason}")
+            return False
+        refuse(shape, part.dtype, part.to, target_facts(self.run))
+        return True
 
     def train(self) -> Path:
         from specgraft.train.checkpoint import latest

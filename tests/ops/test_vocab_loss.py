@@ -331,3 +331,18 @@ def test_no_tensor_of_all_rows_by_the_vocabulary(compute: torch.dtype) -> None:
     with Largest() as largest:
         plain.chunked(chunk=16, compute=compute)
     assert largest.numel <= 16 * 1001  # ce alone: no target logits
+
+
+@pytest.mark.parametrize(("near", "of_value", "of_gradient"), [(0.1, 1e-5, 1e-5), (0.01, 1e-4, 1e-3)])
+def test_nearly_the_target_over_49152_ids(near: float, of_value: float, of_gradient: float) -> None:
+    """Against float64 behind the same float32 inputs. Float32 logits are good to about 1e-6, so a gap of `near` between laws to 1e-6 / near."""
+    case = build(4, 49_152, sources=4, latents="none", size=48, scale=0.3)
+    assert case.rows.target_hidden is not None and case.rows.source is not None
+    noise = torch.randn(4, 48, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    case.rows = replace(case.rows, hidden=case.rows.target_hidden[case.rows.source] + near * noise)
+    single = case.to(torch.float32)
+    for name in naive.POINTWISE:
+        alone = replace(single, weights={name: single.weights[name]})
+        found, exact = alone.chunked(), alone.exact()
+        torch.testing.assert_close(getattr(found[1], name).double(), getattr(exact[1], name).detach(), rtol=of_value, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert relative(found[2]["hidden"], exact[2]["hidden"]) < of_gradient, name

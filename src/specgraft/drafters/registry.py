@@ -29,4 +29,6 @@ def build(config: DrafterConfig) -> Drafter:
     check_kind(config.kind)
     module, _, name = KINDS[config.kind].partition(":")
     drafter: Drafter = getattr(import_module(module), name)(config)
+    if drafter.selector is not None and (drafter.markov_head is not None or drafter.confidence_head is not None):
+        raise ValueError(f"drafters.kind={config.kind!r}: a selector goes with neither a Markov nor a confidence head")
     return drafter

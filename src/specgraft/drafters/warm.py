@@ -159,19 +159,24 @@ def start_fc(drafter: Drafter, how: str) -> None:
         drafter.fc.weight[:, tap * size : (tap + 1) * size] += share * eye
 
 
+def no_pairs_for(drafter: Drafter) -> str:
+    """Why pair counts cannot start this drafter's sequential head, or nothing."""
+    if drafter.markov_head is None:
+        return f"this {drafter.config.kind} drafter has no Markov head"
+    if drafter.config.markov_head == "rnn":  # its bias is no product of the two tables: the fit would be noise
+        return "the rnn head reads W1 through its recurrence"
+    return ""
+
+
 @torch.no_grad()
 def start_markov(drafter: Drafter, before: torch.Tensor, after: torch.Tensor, scale: float = 0.5) -> None:
     """W2 W1^T starts as a rank-r fit of the positive mutual information of token pairs.
 
     before, after [P]: neighbouring tokens of the answers. Entry (a, b) is max(0, log(n_ab n / (n_a n_b))), damped for rare
-    pairs by n_ab / (n_ab + 1). Raises ValueError for a drafter without a Markov head, or with one whose bias is no product
-    of the two tables (`rnn`: there the fit would be noise).
+    pairs by n_ab / (n_ab + 1). For drafters where `no_pairs_for` finds no reason against it.
     """
     head = drafter.markov_head
-    if head is None:
-        raise ValueError(f"drafters.warm_markov=true: this {drafter.config.kind} drafter has no Markov head; set it to false")
-    if drafter.config.markov_head == "rnn":
-        raise ValueError('drafters.warm_markov=true: the rnn head reads W1 through its recurrence; set it to false, or markov_head="gated"')
+    assert head is not None and not no_pairs_for(drafter)
     vocab, rank = drafter.config.vocab_size, drafter.config.markov_rank
     pairs, counts = torch.unique(before * vocab + after, return_counts=True)
     left, right = pairs // vocab, pairs % vocab

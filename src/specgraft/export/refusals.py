@@ -8,20 +8,10 @@ from specgraft.export.facts import TargetFacts
 
 def refuse(config: DrafterConfig, dtype: str, to: str, facts: TargetFacts) -> None:
     """Raises ValueError for the first thing in which this drafter, as `to`, breaks the contract."""
-    if config.kind != "dspark":
-        raise ValueError(f"drafters.kind={config.kind!r}: only dspark is exported so far; train that, or keep the checkpoint")
-    if not config.confidence:
-        raise ValueError("drafters.confidence=false: the exported layout has the head; train with drafters.confidence=true")
-    if config.block_causal or set(config.layer_types) != {FULL}:
-        raise ValueError("drafters.block_causal and sliding layers are not exported so far; train with full attention, not causal")
+    if reason := no_exporter(config):
+        raise ValueError(reason)
     _refuse_taps(config, to)
     _refuse_vocabulary(config, facts)
-    if config.markov_head != "vanilla":
-        raise ValueError(f"drafters.markov_head={config.markov_head!r}: only vanilla is exported; train with that")
-    if config.markov_rank < 1:
-        raise ValueError(
-            f"drafters.markov_rank={config.markov_rank}: the engine needs at least 1; train with drafters.markov_rank=1 or more"
-        )
     if config.heads % config.kv_heads:
         raise ValueError(
             f"drafters.heads={config.heads} is no multiple of drafters.kv_heads={config.kv_heads}; train with one that is"
@@ -38,6 +28,21 @@ def refuse(config: DrafterConfig, dtype: str, to: str, facts: TargetFacts) -> No
         raise ValueError(
             'export.dtype="float32": SGLang would cast it to float16; use export.dtype="bfloat16", or export.to="hf"'
         )
+
+
+def no_exporter(config: DrafterConfig) -> str:
+    """Why no exporter knows this shape of drafter, or nothing: such a drafter is trained and measured, and kept as it is."""
+    if config.kind != "dspark":
+        return f"drafters.kind={config.kind!r}: only dspark is exported so far; train that, or keep the checkpoint"
+    if not config.confidence:
+        return "drafters.confidence=false: the exported layout has the head; train with drafters.confidence=true"
+    if config.block_causal or set(config.layer_types) != {FULL}:
+        return "drafters.block_causal and sliding layers are not exported so far; train with full attention, not causal"
+    if config.markov_head != "vanilla":
+        return f"drafters.markov_head={config.markov_head!r}: only vanilla is exported; train with that"
+    if config.markov_rank < 1:
+        return f"drafters.markov_rank={config.markov_rank}: the engine needs at least 1; train with drafters.markov_rank=1 or more"
+    return ""
 
 
 def _refuse_taps(config: DrafterConfig, to: str) -> None:

@@ -14,7 +14,7 @@ from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.layouts.registry import read
 from specgraft.drafters.registry import build
 from specgraft.drafters.store import WEIGHTS, load_drafter
-from specgraft.drafters.warm import copy_layers, fits, start_fc, start_from, start_markov
+from specgraft.drafters.warm import copy_layers, fits, no_pairs_for, start_fc, start_from, start_markov
 from specgraft.log import say
 from specgraft.records import Conversation
 from specgraft.run_dir import RunDir
@@ -131,7 +131,9 @@ def new_drafter(
         copy_layers(drafter, [target.layers[i] for i in ids], target.final_norm)
     if part.warm_fc != "none":
         start_fc(drafter, part.warm_fc)
-    if part.warm_markov:
+    if part.warm_markov and (reason := no_pairs_for(drafter)):
+        say(f"train: drafters.warm_markov starts nothing: {reason}")
+    elif part.warm_markov:
         before, after = token_pairs(conversations)
         start_markov(drafter, before, after)
     return drafter.to(target.device)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from specgraft.log import say
 from specgraft.ops.vocab_loss.naive import ALPHA_FLOOR
 from specgraft.ops.vocab_loss.pointwise import DIVERGENCE, OVERLAP
 
@@ -73,7 +74,19 @@ Kernel = Callable[..., Any]
 def _compiled(kernel: Kernel) -> Kernel:
     """Every mix of losses is a function of its own, but they share their code, whose number of graphs PyTorch limits."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return torch.compile(kernel, dynamic=True)
+    compiled, broken = torch.compile(kernel, dynamic=True), False
+
+    def run(*inputs: Any) -> Any:
+        nonlocal broken
+        if not broken:
+            try:
+                return compiled(*inputs)
+            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+                broken = True  # nothing has run yet: the same passes, not fused
+                say(f"distill.fused: torch.compile fails on this machine ({type(error).__name__}); going on without")
+        return kernel(*inputs)
+
+    return run
 
 
 @functools.cache
@@ -116,13 +129,14 @@ def _draft_kernel(names: frozenset[str], weighted: frozenset[str], eta: float, s
             if divergence:
                 ratio = log_p - log_q
             if "kl" in names:
-                out["kl"] = (p * torch.where(p > 0, ratio, 0.0)).sum(-1)
+                out["kl"] = (p * torch.where(p > 0, torch.expm1(-ratio) + ratio, 0.0)).sum(-1)  # all terms >= 0
             if "rkl" in names:
-                out["rkl"] = -(q * torch.where(q > 0, ratio, 0.0)).sum(-1)
+                out["rkl"] = (q * torch.where(q > 0, torch.expm1(ratio) - ratio, 0.0)).sum(-1)
             if "jsd" in names:
                 mix = torch.logaddexp(log_p, log_q) - math.log(2)
                 of_q = (q * (log_q - mix)).sum(-1)
-                out["jsd"] = ((p * (log_p - mix)).sum(-1) + of_q) / 2
+                parts = (p * (torch.expm1(mix - log_p) - (mix - log_p)), q * (torch.expm1(mix - log_q) - (mix - log_q)))
+                out["jsd"] = (parts[0].sum(-1) + parts[1].sum(-1)) / 2
             if overlap:
                 gap = p - q
                 below = gap > 0

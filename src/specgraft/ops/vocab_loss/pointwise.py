@@ -130,15 +130,18 @@ class Pointwise:
         """kl, rkl, jsd. Leaves log(p/q) in scratch `ratio` and log(q/mix) in `mix`; z is free afterwards."""
         z.sub_(lse[:, None])  # log q
         ratio = torch.sub(log_p, z, out=self.scratch("ratio", len(z)))
+        work = self.scratch("gap", len(z))  # sums of terms that are all >= 0, as sum p = sum q = 1: no digits cancel
         if "kl" in out:
-            out["kl"].copy_(torch.linalg.vecdot(p, ratio))
+            out["kl"].copy_(torch.linalg.vecdot(p, torch.neg(ratio, out=work).expm1_().add_(ratio)))
         if "rkl" in out:
-            out["rkl"].copy_(torch.linalg.vecdot(q, ratio).neg_())
+            out["rkl"].copy_(torch.linalg.vecdot(q, torch.expm1(ratio, out=work).sub_(ratio)))
         if "jsd" in out:
             mix = torch.logaddexp(log_p, z, out=self.scratch("mix", len(z))).sub_(math.log(2))
-            of_p = torch.linalg.vecdot(p, log_p.sub(mix))
+            far = torch.sub(mix, log_p, out=work)
+            of_p = torch.linalg.vecdot(p, far.expm1().sub_(far))
             torch.sub(z, mix, out=mix)
-            out["jsd"].copy_((of_p + torch.linalg.vecdot(q, mix)) / 2)
+            torch.neg(mix, out=work).expm1_().add_(mix)
+            out["jsd"].copy_((of_p + torch.linalg.vecdot(q, work)) / 2)
 
     def _overlap(self, z: torch.Tensor, q: torch.Tensor, p: torch.Tensor, out: Named) -> None:
         """tv, l1, alpha, lk_alpha. z becomes q b, b = 1[q < p]."""
