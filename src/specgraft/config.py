@@ -133,7 +133,7 @@ class DistillSection(Section):
     slot_sampling: bool = Field(
         False, description="draw slots with probability exp(-(j-1)/decay) and weight 1 instead of weighing them: same mean gradient, fewer head rows"
     )
-    chunk_rows: int = Field(256, ge=1, description="rows of [., vocabulary] held at once")
+    chunk_rows: int = Field(128, ge=1, description="rows of [., vocabulary] held at once")
     fused: Literal["auto", "on", "off"] = Field(
         "auto",
         description="compile the passes over logits (torch.compile; a C++ compiler on a CPU); `auto`: where that is there and a run has 300 steps or more, as compiling takes half a minute",

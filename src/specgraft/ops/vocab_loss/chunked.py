@@ -30,7 +30,7 @@ def weighted_losses(
     want: Collection[str] = (),
     eta: float = 3.0,
     softcap: float = 0.0,
-    chunk: int = 256,
+    chunk: int = 128,
     compute: torch.dtype = torch.float32,
     top_k: int = 0,
     fused: bool = False,
