@@ -175,7 +175,7 @@ def test_a_damaged_shard_is_one_line_and_no_checkpoint_is_made(call, run_file: P
 def test_a_drafter_of_another_vocabulary_is_one_line(call, run_file: Path, tiny_target, tiny_drafter, tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
     folder.mkdir()
-    save_drafter(folder, tiny_drafter(tiny_target()))
+    save_drafter(folder, tiny_drafter(tiny_target(), draft_tokens=2, layers=1, rank=16, bigram=0.0))
     said = call("evaluate", str(run_file), "--checkpoint", str(folder))
     said.refused("the target's vocabulary is 288 and the drafter's 64")
     assert not (run_file.parent / "runs" / "pilot" / "evaluate.json").exists()
