@@ -7,7 +7,6 @@ import torch
 
 from specgraft.drafters.cache import DraftCache
 from specgraft.drafters.drafter import Texts
-from specgraft.drafters.markov import BiasRows
 from specgraft.drafters.precision import at_precision, precision
 from specgraft.drafters.shared import Shared
 from specgraft.ops.sampling import Law, uniforms
@@ -118,24 +117,3 @@ def test_half_precision_matrices_propose_what_float32_does(tiny_target, tiny_dra
         with precision(drafter):
             found.append(drafter.draft(shared, cache, torch.tensor([0]), torch.tensor([17]), [Law()]))
     torch.testing.assert_close(found[0].confidence, found[1].confidence, rtol=0.05, atol=0.05)
-
-
-def test_remembered_bias_rows_are_the_heads_and_forgotten_when_it_changes(models):
-    _, drafter = models
-    head = drafter.markov_head
-
-    def exact(ids):
-        return head.markov_w2(head.markov_w1(ids))
-
-    bias = BiasRows(head, limit=3 * 64 * 4)
-    for ids in ([5, 9, 5], [9, 2], [7, 7, 8], [5, 2, 3, 4, 6]):
-        ids = torch.tensor(ids)
-        torch.testing.assert_close(bias(ids, head.markov_w1(ids)), exact(ids))
-        assert len(bias.rows) <= 3
-    assert list(bias.rows) == [3, 4, 6]
-    ids = torch.tensor([3, 4])
-    bias(ids, head.markov_w1(ids)).add_(1.0)  # what the caller does to a row does not stay
-    torch.testing.assert_close(bias(ids, head.markov_w1(ids)), exact(ids))
-    with torch.no_grad():
-        head.markov_w2.weight.mul_(2)
-    torch.testing.assert_close(bias(ids, head.markov_w1(ids)), exact(ids))

@@ -5,15 +5,25 @@ Legend: R rows (slots), U sources, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from specgraft.ops.vocab_loss import naive
+from specgraft.ops.vocab_loss import fused, naive
 from specgraft.ops.vocab_loss.chunked import weighted_losses
 from specgraft.ops.vocab_loss.fused import can_fuse
 from specgraft.ops.vocab_loss.naive import POINTWISE, Rows, SlotLosses
 
 pytestmark = pytest.mark.skipif(not can_fuse(torch.device("cpu")), reason="torch.compile finds no C++ compiler here")
+
+
+@pytest.fixture(autouse=True)
+def compiled(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Values are right without compiling too, so that it happened is a check of its own."""
+    yield
+    said = "torch.compile fails" in "".join(capsys.readouterr())
+    assert said == (request.node.name == "test_where_it_cannot_compile_values_stay_and_it_says_so")
 
 
 def case(count: int, vocab: int, dtype: torch.dtype = torch.float64) -> tuple[Rows, torch.Tensor, torch.Tensor]:
@@ -80,3 +90,22 @@ def test_values_alone_and_candidates() -> None:
     reference = naive.slot_losses(rows, head, markov)
     assert found.alpha is not None and reference.alpha is not None
     torch.testing.assert_close(found.alpha, reference.alpha, rtol=1e-10, atol=1e-10)
+
+
+def test_where_it_cannot_compile_values_stay_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> object:
+        def run(*_: object) -> object:
+            raise torch._dynamo.exc.TorchDynamoException("planted")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", broken)
+    for kernel in (fused._law_kernel, fused._draft_kernel):
+        monkeypatch.setattr(fused, kernel.__name__, kernel.__wrapped__)
+    rows, head, markov = case(23, 37)
+    value, losses, grads, _ = run(False, rows, head, markov, ("ce", "l1"), compute=torch.float64)
+    mine, fused_losses, fused_grads, _ = run(True, rows, head, markov, ("ce", "l1"), compute=torch.float64)
+    torch.testing.assert_close(mine, value, rtol=1e-10, atol=1e-10)
+    equal(fused_losses, losses, 1e-10)
+    for a, b in zip(fused_grads, grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch, Slots, supervised
-from specgraft.distill.ranks import total, world
+from specgraft.distill.ranks import LEAST, total, world
 from specgraft.distill.selector import by_law, candidates_of, selector_term
 from specgraft.distill.weights import decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights
 from specgraft.drafters.drafter import Drafter
@@ -22,7 +22,6 @@ from specgraft.drafters.shared import Shared
 from specgraft.ops.vocab_loss.chunked import weighted_losses
 from specgraft.ops.vocab_loss.naive import POINTWISE, Rows, SlotLosses
 
-LEAST = 1e-6  # keeps an empty denominator from dividing by zero (DeepSpec)
 READS_TARGET = {*POINTWISE, "e2e_tv"} - {"ce"}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import distributed
 
+LEAST = 1e-6  # keeps an empty denominator from dividing by zero (DeepSpec)
+
 
 def world() -> int:
     """Number of ranks."""

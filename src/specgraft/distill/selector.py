@@ -14,7 +14,7 @@ import torch
 
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Slots
-from specgraft.distill.ranks import total
+from specgraft.distill.ranks import LEAST, total
 from specgraft.distill.weights import end_to_end_blocks, end_to_end_weights
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.selector import Selector
@@ -24,7 +24,6 @@ from specgraft.ops.vocab_loss.naive import Rows
 
 OVERLAP = ("tv", "l1", "lk_alpha")
 ALWAYS = ("alpha", "hit", "mass", "picked")  # told whatever is minimised
-LEAST = 1e-6  # as `objective.LEAST`
 
 
 def by_law(drafter: Drafter, mix: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
