@@ -104,7 +104,7 @@ def test_far_blocks_sit_at_their_own_positions(models, kind: str, anchor: int) -
     cache = DraftCache(drafter, shared, 1, anchor + 1)
     cache.append(texts.taps[:, :anchor], ids, torch.tensor([anchor]), torch.tensor([0]))
     with precision(drafter):
-        drafted = drafter.trunk.draft_states(shared, cache, torch.tensor([0]), ids[0, -1:], 8)[:, -found.shape[2] :]
+        drafted = drafter.trunk.draft_states(shared, cache, torch.tensor([0]), ids[0, -1:])
     assert seen == [([[list(range(anchor, anchor + 8))]], [[0]], [[anchor]])] * 2  # 8 slots behind the last context position
     torch.testing.assert_close(drafted, found[0], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(found[0, 0], block_by_hand(drafter, shared, ids[0].tolist(), texts.taps[0], anchor), rtol=1e-9, atol=1e-9)

@@ -281,7 +281,7 @@ def test_half_precision_keeps_float32_scores_and_nearly_the_law(tiny_target, tin
         cache = DraftCache(drafter, shared, 1, 12)
         cache.append(texts.taps[:, :7].to(dtype), texts.input_ids, torch.tensor([7]), torch.tensor([0]))
         with precision(drafter):
-            hidden = drafter.trunk.draft_states(shared, cache, torch.tensor([0]), texts.input_ids[:, 7], G + 1)[:, 1]
+            hidden = drafter.trunk.draft_states(shared, cache, torch.tensor([0]), texts.input_ids[:, 7])[:, 0]
             found.append(drafter.selector.logits(hidden @ shared.head.T, hidden, texts.input_ids[:, 7]))
     assert found[1].dtype == torch.float32
     assert float((found[0].softmax(-1) - found[1].softmax(-1)).abs().sum()) < 0.15

@@ -57,7 +57,7 @@ class DFlash2(Drafter):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
-        self.trunk = Trunk(config, DFlash2Layer)
+        self.trunk = Trunk(config, DFlash2Layer, idle=1)
         self.fc, self.hidden_norm, self.layers, self.norm = self.trunk.fc, self.trunk.hidden_norm, self.trunk.layers, self.trunk.norm
         for module in self.layers.modules():
             if isinstance(module, BlockConvolution):
@@ -74,7 +74,7 @@ class DFlash2(Drafter):
         return self.trunk.encode(texts)
 
     def states(self, shared: Shared, texts: Texts, encoded: Pairs, anchors: torch.Tensor) -> torch.Tensor:
-        return self.trunk.states(shared, texts, encoded, anchors, self.config.draft_tokens + 1)[:, :, 1:]
+        return self.trunk.states(shared, texts, encoded, anchors)
 
     def advance(
         self, shared: Shared, cache: DraftCache, taps: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor
@@ -90,5 +90,5 @@ class DFlash2(Drafter):
         laws: Sequence[Law],
         uniforms: torch.Tensor | None = None,
     ) -> Proposal:
-        hidden = self.trunk.draft_states(shared, cache, rows, anchor_ids, self.config.draft_tokens + 1)[:, 1:]
+        hidden = self.trunk.draft_states(shared, cache, rows, anchor_ids)
         return walk(self, shared, hidden, anchor_ids, laws, uniforms)

@@ -38,7 +38,7 @@ class DSpark(Drafter):
         return self.trunk.encode(texts)
 
     def states(self, shared: Shared, texts: Texts, encoded: Pairs, anchors: torch.Tensor) -> torch.Tensor:
-        return self.trunk.states(shared, texts, encoded, anchors, self.config.draft_tokens)
+        return self.trunk.states(shared, texts, encoded, anchors)
 
     def advance(
         self, shared: Shared, cache: DraftCache, taps: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor
@@ -54,5 +54,5 @@ class DSpark(Drafter):
         laws: Sequence[Law],
         uniforms: torch.Tensor | None = None,
     ) -> Proposal:
-        hidden = self.trunk.draft_states(shared, cache, rows, anchor_ids, self.config.draft_tokens)
+        hidden = self.trunk.draft_states(shared, cache, rows, anchor_ids)
         return walk(self, shared, hidden, anchor_ids, laws, uniforms, cache.bias)

@@ -24,11 +24,13 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values [B, T
 class Trunk:
     """fc, hidden_norm, layers and norm, and how a block runs through them.
 
-    Not a module itself: the drafter registers `parts` under the names that engines load.
+    A block has G slots that propose, behind `idle` ones that do not (DFlash: 1). Not a module itself: the drafter registers
+    the four parts under the names that engines load.
     """
 
-    def __init__(self, config: DrafterConfig, layer: Callable[[DrafterConfig], nn.Module] = Layer) -> None:
+    def __init__(self, config: DrafterConfig, layer: Callable[[DrafterConfig], nn.Module] = Layer, idle: int = 0) -> None:
         self.config = c = config
+        self.idle, self.slots = idle, idle + c.draft_tokens
         self.fc = nn.Linear(len(c.taps) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(c.hidden_size, c.eps)
         self.layers = nn.ModuleList(layer(c) for _ in range(c.layers))
@@ -53,12 +55,12 @@ class Trunk:
     def encode(self, texts: Texts) -> Pairs:
         return self.context(texts.taps, texts.positions)
 
-    def states(self, shared: Shared, texts: Texts, context: Pairs, anchors: torch.Tensor, slots: int) -> torch.Tensor:
-        """Normed states [B,N,slots,D] of blocks [x_a, mask, ..] at anchors [B,N] of texts."""
-        x = open_block(shared, texts.input_ids.gather(1, anchors), slots)
+    def states(self, shared: Shared, texts: Texts, context: Pairs, anchors: torch.Tensor) -> torch.Tensor:
+        """Normed states [B,N,G,D] of the proposing slots of blocks [x_a, mask, ..] at anchors [B,N] of texts."""
+        x = open_block(shared, texts.input_ids.gather(1, anchors), self.slots)
         first = texts.starts.gather(1, anchors)
-        positions = (anchors - first)[..., None] + torch.arange(slots, device=anchors.device)
-        return self.run(x, positions, context, first, anchors)
+        positions = (anchors - first)[..., None] + torch.arange(self.slots, device=anchors.device)
+        return self.run(x, positions, context, first, anchors)[:, :, self.idle :]
 
     def advance(self, cache: DraftCache, taps: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor) -> None:
         """Context keys and values of new positions: only these are computed, once."""
@@ -66,13 +68,13 @@ class Trunk:
         cache.write(self.context(taps, positions), rows, positions)
         cache.lengths[rows] += counts
 
-    def draft_states(self, shared: Shared, cache: DraftCache, rows: torch.Tensor, anchor_ids: torch.Tensor, slots: int) -> torch.Tensor:
-        """Normed states [b,slots,D] of one block behind the context of each cache row."""
+    def draft_states(self, shared: Shared, cache: DraftCache, rows: torch.Tensor, anchor_ids: torch.Tensor) -> torch.Tensor:
+        """Normed states [b,G,D] of the proposing slots of one block behind the context of each cache row."""
         context = cache.view(rows)
         end = cache.lengths[rows][:, None]
-        positions = end[..., None] + torch.arange(slots, device=end.device)
-        x = open_block(shared, anchor_ids[:, None], slots)
-        return self.run(x, positions, context, torch.zeros_like(end), end)[:, 0]
+        positions = end[..., None] + torch.arange(self.slots, device=end.device)
+        x = open_block(shared, anchor_ids[:, None], self.slots)
+        return self.run(x, positions, context, torch.zeros_like(end), end)[:, 0, self.idle :]
 
 
 def open_block(shared: Shared, anchor_ids: torch.Tensor, slots: int) -> torch.Tensor:
