@@ -12,7 +12,7 @@ from specgraft.evaluate import scheduled, stage
 
 
 @pytest.mark.parametrize("schedule", ["threshold", "prefix", "late"])
-def test_evaluate_under_a_schedule(ready, tmp_path, schedule, monkeypatch):  # noqa: F811
+def test_evaluate_under_a_schedule(ready, tmp_path, schedule, monkeypatch, capsys):  # noqa: F811
     config, run, _ = ready
     part = config.evaluate.model_copy(update={"schedule": schedule, "threshold": 0.45, "speed_prompts": 0})
     config = config.model_copy(update={"evaluate": part})
@@ -28,6 +28,11 @@ def test_evaluate_under_a_schedule(ready, tmp_path, schedule, monkeypatch):  # n
         assert row["scheduled"]["accept_length"] <= row["fixed"]["accept_length"] + 1
         assert ("costs" in row) == (schedule != "threshold")
     assert result["scheduled"]["t0"]["differs"] == 0
+    said = "".join(capsys.readouterr())
+    for name in ("t0", "t1"):
+        verified = result["scheduled"][name]["scheduled"]["drafts_verified"]
+        assert f"schedule {schedule} at T={name[1]}: {verified:.2f} drafts verified a round (fixed 4.00)" in said
+    assert said.count(", 0 texts differ") == 1
     weights = result["settings"]["weights"]
     found = scheduled.read_scalings(run.confidence, weights)
     assert found == scheduled.scalings_of(result["confidence"]["scaling"].values()) and set(found) == {0.0, 1.0}

@@ -91,6 +91,21 @@ def scheduled(
     return out
 
 
+def lines(found: dict[str, Any]) -> list[str]:
+    """What `scheduled` found, a line for each temperature."""
+    out = []
+    for name, row in found.items():
+        if not isinstance(row, dict) or not row["scheduled"]["rounds"]:
+            continue
+        fixed, after = row["fixed"], row["scheduled"]
+        out.append(
+            f"evaluate: schedule {found['schedule']} at T={name.removeprefix('t')}: {after['drafts_verified']:.2f} drafts verified a round "
+            f"(fixed {fixed['drafts_verified']:.2f}), accept length {after['accept_length']:.3f} (fixed {fixed['accept_length']:.3f})"
+            + (f", {row['differs']} texts differ" if "differs" in row else "")
+        )
+    return out
+
+
 def summary(requests: Sequence[Request]) -> dict[str, Any]:
     """What was verified and what was accepted of it."""
     rounds = [request.rounds for request in requests]

@@ -18,7 +18,7 @@ from specgraft.drafters.store import WEIGHTS, load_drafter
 from specgraft.evaluate import metrics, predicted
 from specgraft.evaluate.examples import examples
 from specgraft.evaluate.lossless import compare
-from specgraft.evaluate.scheduled import scaling, scheduled, write_scalings
+from specgraft.evaluate.scheduled import lines, scaling, scheduled, write_scalings
 from specgraft.evaluate.speed import measure
 from specgraft.log import progress, say
 from specgraft.records import Conversation, read_conversations
@@ -117,6 +117,8 @@ def evaluate(config: RunConfig, run: RunDir, drafter_folder: Path, prompts: Sequ
         f"{_shown(t0['predicted_accept_length'])}) at T=0; lossless: {t0['lossless']['mismatches']} mismatches, "
         f"{t0['lossless']['ties']} ties on {t0['lossless']['prompts']} prompts"
     )
+    for line in lines(result.get("scheduled", {})):
+        say(line)
     return result
 
 
