@@ -1,6 +1,6 @@
 """The nouns of specgraft (DESIGN: section 4). Each field says its shape and who fills it.
 
-Legend: T tokens of one conversation, K taps, D hidden size, G draft tokens, B batch.
+Legend: T tokens of one conversation, K taps, D hidden size, G draft tokens, B batch, S stem tokens, N branches, W tokens a branch.
 """
 
 from __future__ import annotations
@@ -81,6 +81,42 @@ class Features:
     loss_mask: torch.Tensor  # [T] bool
     taps: torch.Tensor  # [T, K, D] outputs of the tapped decoder layers, before any norm
     last: torch.Tensor  # [T, D] output of the last decoder layer, before the final norm
+
+
+@dataclass(frozen=True)
+class ProposalTree:
+    """Branches grafted on one stem, each an independent chain behind its anchor. Filled by `distill`.
+
+    Node (n, 0) follows stem token anchors[n], node (n, t) follows node (n, t-1): it sees the stem up to the anchor and its
+    own branch up to itself, at the position that it would have in the text, whatever its place in a packed pass.
+    """
+
+    stem: int  # S, tokens of the stem
+    anchors: torch.Tensor  # [N] long, places in 0..S-1, in any order, may repeat
+    branches: torch.Tensor  # [N, W] long, token ids; W may be 0
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[N, W] semantic position of every node."""
+        import torch
+
+        return self.anchors[:, None] + 1 + torch.arange(self.branches.shape[1], device=self.anchors.device)
+
+    @property
+    def parents(self) -> torch.Tensor:
+        """[N, W] parent of every node: its index in the packed order [stem, branch 0, branch 1, ..]."""
+        import torch
+
+        count, width = self.branches.shape
+        node = self.stem + torch.arange(count * width, device=self.anchors.device).view(count, width)
+        return torch.cat([self.anchors[:, None], node[:, :-1]], 1)[:, :width]
+
+
+@dataclass(frozen=True)
+class TargetScores:
+    """What the target computes at the nodes of one tree. Filled by `targets.scoring`, or by a remote target."""
+
+    hidden: torch.Tensor  # [N, W, D] output of the last decoder layer at each node, before the final norm
 
 
 @dataclass(frozen=True)
