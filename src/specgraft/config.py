@@ -102,15 +102,24 @@ PRESETS: dict[str, dict[str, float]] = {
     "dpace": {"dpace": 1.0, "confidence": 1.0},
     "lk_alpha": {"lk_alpha": 1.0, "confidence": 1.0},
     "lk_hybrid": {"lk_hybrid": 1.0, "confidence": 1.0},
+    "ce": {"ce": 1.0, "confidence": 1.0},
     "e2e_tv": {"e2e_tv": 1.0, "confidence": 1.0},
+    "specopd": {"e2e_tv": 1.0, "confidence": 1.0},
+    "draft_opd": {"confidence": 1.0},
 }
+# Where the supervised slots of a preset come from; the others learn from the reference answers.
+PRESET_SLOTS: dict[str, Literal["branches", "rollouts"]] = {"specopd": "branches", "draft_opd": "rollouts"}
 Weight = Annotated[float | None, Field(ge=0)]
 
 
 class DistillSection(Section):
     preset: Literal[
-        "auto", "dspark", "dflash", "dflash2", "dflash2_kl", "mtp", "dpace", "lk_alpha", "lk_hybrid", "e2e_tv"
+        "auto", "dspark", "dflash", "dflash2", "dflash2_kl", "mtp", "dpace", "lk_alpha", "lk_hybrid", "ce", "e2e_tv", "specopd", "draft_opd"
     ] = Field("auto", description="starting weights of the objectives; `auto`: those of the drafter's kind. Set a weight to change it")
+    slots: Literal["auto", "references", "branches", "rollouts"] = Field(
+        "auto",
+        description="what the drafter learns from: the answers (`references`), its own proposals on them, scored by the target (`branches`, SpecOPD), or its own draft-verify rounds (`rollouts`, Draft-OPD); `auto`: as the preset",
+    )
     ce: Weight = Field(None, description="-log q of the data token")
     kl: Weight = Field(None, description="KL(p||q)")
     rkl: Weight = Field(None, description="KL(q||p)")
@@ -120,7 +129,7 @@ class DistillSection(Section):
     lk_alpha: Weight = Field(None, description="-log of the overlap")
     lk_hybrid: Weight = Field(None, description="KL and TV mixed by the overlap")
     dpace: Weight = Field(None, description="cross-entropy with D-PACE weights in place of the decay")
-    e2e_tv: Weight = Field(None, description="1 - mean prefix overlap of a block, off-policy")
+    e2e_tv: Weight = Field(None, description="1 - mean prefix overlap of a block")
     selector: Weight = Field(None, description="dflash2: cross-entropy among the candidates")
     confidence: Weight = Field(None, description="BCE of the confidence head against the overlap")
     lk_eta: float = Field(3.0, ge=0)
@@ -129,6 +138,14 @@ class DistillSection(Section):
         "auto",
         description="a label outside the candidates: leave the slot out (`mask`, NeMo), or put it in place of the last one (`inject`, speculators: the target's most likely token is the label); `auto`: inject with preset dflash2_kl",
     )
+    branch_temperature: float = Field(1.0, gt=0, description="branches: the drafter's own temperature when it samples them")
+    branches_per_anchor: int = Field(1, ge=1, description="branches: independent ones at every anchor")
+    prefix_weights: Literal["overlap", "exact"] = Field(
+        "overlap", description="branches: a slot weighs the overlaps before it, or (ablation) the accept ratios of the tokens before it"
+    )
+    rollout_rejected: float = Field(1.0, ge=0, description="rollouts: weight of the reverse KL on rejected drafts, beside 1 for the committed ones")
+    rollout_decay: float = Field(0.8, gt=0, le=1, description="rollouts: a rejected slot j weighs this to the power j-1")
+    rollout_estimator: Literal["full", "token"] = Field("full", description="rollouts: KL over the vocabulary, or the single-token estimators of the published code")
     decay: float = Field(4.0, gt=0, description="gamma_w: slot j weighs exp(-(j-1)/decay)")
     slot_sampling: bool = Field(
         False, description="draw slots with probability exp(-(j-1)/decay) and weight 1 instead of weighing them: same mean gradient, fewer head rows"
@@ -146,6 +163,11 @@ class DistillSection(Section):
             if getattr(self, name) is not None:
                 found[name] = getattr(self, name)
         return {name: value for name, value in found.items() if value > 0}
+
+    @property
+    def origin(self) -> Literal["references", "branches", "rollouts"]:
+        """Where the supervised slots come from."""
+        return PRESET_SLOTS.get(self.preset, "references") if self.slots == "auto" else self.slots
 
     @property
     def injects(self) -> bool:
