@@ -20,6 +20,7 @@ class Batch:
     texts: Texts
     last: torch.Tensor  # [B, T, D]
     anchors: Anchors
+    loss_mask: torch.Tensor | None = None  # [B, T] bool, tokens of the answers; rollouts find the prompts by it
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,10 @@ def collate(
     layout = pack(lengths, row_tokens, barren if len(barren) < len(rows) else barren - {0})
     starts = layout.starts()
     ranks = layout.fill([row[:length] for row, length in zip(rank, lengths, strict=True)])
-    drawn = choose_anchors(ranks, layout.fill(masks), starts, anchors, draft_tokens)
+    loss_mask = layout.fill(masks)
+    drawn = choose_anchors(ranks, loss_mask, starts, anchors, draft_tokens)
     texts = Texts(layout.fill(ids).to(device), layout.fill(taps).to(device), starts.to(device))
-    return Batch(texts, layout.fill(last).to(device), drawn.to(device))
+    return Batch(texts, layout.fill(last).to(device), drawn.to(device), loss_mask.to(device))
 
 
 def step_batches(
