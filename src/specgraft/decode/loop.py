@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -52,6 +53,18 @@ class Timing:
     passes: list[tuple[int, int, int, float]] = field(default_factory=list)  # rows, tokens verified, longest text, seconds
 
 
+class Recorder(Protocol):
+    """Is told what the passes of a decode gave (`distill.rollouts`). Tensors are the loop's own: read them, or copy what is kept."""
+
+    def prompts(self, requests: Sequence[Request], taps: torch.Tensor) -> None:
+        """Prefill of these requests: taps [b,W,K,D] of positions 0.., of which those of the prompt count."""
+
+    def round(
+        self, requests: Sequence[Request], anchors: torch.Tensor, drafts: torch.Tensor, taps: torch.Tensor, last: torch.Tensor
+    ) -> None:
+        """One round before its verdict: anchors [b] positions, drafts [b,G]; taps [b,G+1,K,D] and last [b,G+1,D] of x_a, d_1 .. d_G."""
+
+
 def uniform_count(max_new_tokens: int, draft_tokens: int) -> int:
     """Numbers one sampled request can use: 1 for prefill; G drafts, G accept tests and 1 draw a round."""
     return 1 + max_new_tokens * (2 * draft_tokens + 1)
@@ -64,20 +77,24 @@ def decode(
     progress: Callable[[int, int], None] | None = None,
     timing: Timing | None = None,
     scheduler: Scheduler | None = None,
+    recorder: Recorder | None = None,
 ) -> None:
     """Continues every request until an end token (kept) or its limit, `batch` rows at a time.
 
     Greedy output is the target's own; sampled output is drawn from the target's law and depends on the request's
     uniforms, not on the batch. `progress(finished, tokens)` is called after every round. The `scheduler` decides how many
     drafts are verified, all without one; that changes neither law, but which draw of the law a sampled request gets.
-    Raises ValueError for a request that does not fit the target's context, or a scheduler that does not fit the drafter.
+    Raises ValueError for a request that does not fit the target's context, or a scheduler that does not fit the drafter,
+    or a `recorder` beside one: it is shown all drafts verified.
     """
     check_requests(pair, requests)
+    if scheduler is not None and recorder is not None:
+        raise ValueError("a recorder needs every draft verified: leave the scheduler out")
     if scheduler is not None:
         scheduler.check(pair.drafter)
     if requests:
         with torch.inference_mode():
-            _Loop(pair, requests, min(batch, len(requests)), timing, scheduler).run(progress)
+            _Loop(pair, requests, min(batch, len(requests)), timing, scheduler, recorder).run(progress)
 
 
 def check_requests(pair: Pair, requests: Sequence[Request]) -> None:
@@ -107,6 +124,7 @@ class _Seen:
     logits: torch.Tensor  # [N, V]
     place: torch.Tensor  # [B, W] in 0..N-1: the anchor of each row and its drafts; the last one again behind them
     taps: torch.Tensor  # [B, W, K, D]
+    last: torch.Tensor | None = None  # [B, W, D]; None where the pass was packed
 
     def distributions(self, laws: Sequence[Law], some: list[int]) -> torch.Tensor:
         """p [b,W,V] of these rows; laws [B] of all."""
@@ -120,13 +138,19 @@ class _Seen:
 
 class _Loop:
     def __init__(
-        self, pair: Pair, requests: Sequence[Request], batch: int, timing: Timing | None, scheduler: Scheduler | None
+        self,
+        pair: Pair,
+        requests: Sequence[Request],
+        batch: int,
+        timing: Timing | None,
+        scheduler: Scheduler | None,
+        recorder: Recorder | None,
     ) -> None:
         self.pair, self.target, self.drafter = pair, pair.target, pair.drafter
         self.size = pair.drafter.config.draft_tokens
         self.taps = pair.drafter.config.taps
         self.device = pair.target.device
-        self.batch, self.timing, self.scheduler = batch, timing, scheduler
+        self.batch, self.timing, self.scheduler, self.recorder = batch, timing, scheduler, recorder
         self.waiting = list(requests)[::-1]
         self.active: dict[int, Request] = {}
         longest = max(len(request.ids) for request in requests)
@@ -174,6 +198,8 @@ class _Loop:
             law = distributions(logits[some], [laws[number] for number in sampled])
             first[some] = draw(law, self._uniforms([requests[number] for number in sampled], 0, 1)[:, 0])
         assert step.taps is not None
+        if self.recorder is not None:
+            self.recorder.prompts(requests, step.taps)
         tokens = torch.cat([ids.to(self.device), torch.zeros_like(first)[:, None]], 1)
         tokens[torch.arange(len(rows), device=self.device), lengths] = first
         self.context.append(step.taps, tokens, lengths, index)
@@ -217,6 +243,9 @@ class _Loop:
         drafted = self._clock()
         ids = torch.cat([anchors[:, None], proposal.tokens], 1)
         seen = self._pass(ids, lengths, index)
+        if self.recorder is not None:
+            assert seen.last is not None
+            self.recorder.round(requests, self.cache.lengths[index], proposal.tokens, seen.taps, seen.last)
         verified = self._clock()
         accepted, following = self._judge(seen, lengths, proposal, requests, laws, sampled)
         drafts = proposal.tokens.tolist()
@@ -271,7 +300,7 @@ class _Loop:
             step = self.target.forward(ids[:, :width], self.cache, self.taps, rows=None if rows == self.batch else index)
             assert step.taps is not None
             place = torch.arange(rows * width, device=self.device).view(rows, width)
-            return _Seen(self.target.logits(step.last).flatten(0, 1), place, step.taps)
+            return _Seen(self.target.logits(step.last).flatten(0, 1), place, step.taps, step.last)
         counts = torch.tensor(lengths, device=self.device) + 1
         slot = torch.arange(width, device=self.device)
         place = (counts.cumsum(0) - counts)[:, None] + torch.minimum(slot, counts[:, None] - 1)
