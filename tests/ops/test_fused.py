@@ -43,7 +43,7 @@ def run(fused: bool, rows: Rows, head: torch.Tensor, markov: torch.Tensor, names
     rows = Rows(leaves[0], rows.labels, rows.target_hidden, rows.source, leaves[1], rows.source)
     generator = torch.Generator().manual_seed(1)
     weights = {name: torch.rand(len(rows.labels), generator=generator).to(head.dtype) for name in names}
-    value, losses, top = weighted_losses(rows, head, leaves[2], weights, want={"hit"}, fused=fused, **options)  # type: ignore[arg-type]
+    value, losses, top = weighted_losses(rows, head, leaves[2], weights, want={"hit", "target_ce"}, fused=fused, **options)  # type: ignore[arg-type]
     return value.detach(), losses, torch.autograd.grad(value, leaves), top
 
 
@@ -83,8 +83,8 @@ def _double(rows: Rows) -> Rows:
 
 def test_values_alone_and_candidates() -> None:
     rows, head, markov = case(23, 37)
-    _, exact, exact_top = weighted_losses(rows, head, markov, {}, want={"alpha", "hit"}, compute=torch.float64, top_k=4, chunk=8)
-    _, found, top = weighted_losses(rows, head, markov, {}, want={"alpha", "hit"}, compute=torch.float64, top_k=4, chunk=8, fused=True)
+    _, exact, exact_top = weighted_losses(rows, head, markov, {}, want={"alpha", "hit", "target_ce"}, compute=torch.float64, top_k=4, chunk=8)
+    _, found, top = weighted_losses(rows, head, markov, {}, want={"alpha", "hit", "target_ce"}, compute=torch.float64, top_k=4, chunk=8, fused=True)
     equal(found, exact, 1e-10)
     assert top is not None and exact_top is not None and torch.equal(top, exact_top)
     reference = naive.slot_losses(rows, head, markov)

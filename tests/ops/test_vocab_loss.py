@@ -99,8 +99,8 @@ def assert_equal(found: Found, exact: Found, bound: float) -> None:
 @pytest.mark.parametrize(("count", "sources", "chunk"), [(1, 1, 64), (7, 1, 3), (7, 9, 7), (70, 9, 16), (70, 300, 64), (13, 4, 1)])
 def test_value_and_every_gradient_are_those_of_the_definition(latents: str, count: int, sources: int, chunk: int) -> None:
     case = build(count, sources=sources, latents=latents)
-    assert_equal(case.chunked(chunk=chunk, want=("hit",)), case.exact(), 1e-12)
-    assert_equal(case.to(torch.float32).chunked(chunk=chunk, want=("hit",)), case.to(torch.float32).exact(), 1e-5)
+    assert_equal(case.chunked(chunk=chunk, want=("hit", "target_ce")), case.exact(), 1e-12)
+    assert_equal(case.to(torch.float32).chunked(chunk=chunk, want=("hit", "target_ce")), case.to(torch.float32).exact(), 1e-5)
 
 
 @pytest.mark.parametrize("vocab", [37, 1001])
@@ -169,7 +169,7 @@ def laws(p: list[float], q: list[float], name: str | None = None) -> Case:
 
 
 def values(case: Case) -> list[naive.SlotLosses]:
-    names = [*naive.POINTWISE, "alpha", "hit"]
+    names = [*naive.POINTWISE, "alpha", "hit", "target_ce"]
     return [
         naive.slot_losses(case.rows, case.head, None),
         weighted_losses(case.rows, case.head, None, {}, want=names)[1],
@@ -180,7 +180,7 @@ def values(case: Case) -> list[naive.SlotLosses]:
 def test_golden_values_of_two_tokens() -> None:
     """algorithms.md 1.4 and 3.13."""
     golden = {"ce": math.log(2), "alpha": 0.8, "tv": 0.2, "l1": 0.4, "kl": 0.0822829, "rkl": 0.0871767, "jsd": 0.0210059}
-    golden |= {"lk_alpha": 0.2231436, "lk_hybrid": 0.1893209, "hit": 1.0}
+    golden |= {"lk_alpha": 0.2231436, "lk_hybrid": 0.1893209, "hit": 1.0, "target_ce": -math.log(0.7)}
     for losses in values(laws([0.7, 0.3], [0.5, 0.5])):
         for name, expected in golden.items():
             assert float(getattr(losses, name)) == pytest.approx(expected, abs=1e-6), name

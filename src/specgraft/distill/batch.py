@@ -1,6 +1,6 @@
-"""One training batch, and the supervised slots in it.
+"""One training batch, its blocks as data, and the supervised slots in them.
 
-Legend: B rows, T tokens, N anchors, G draft tokens, K taps, D hidden size, R supervised slots, U source positions.
+Legend: B rows, T tokens, N blocks, G draft tokens, K taps, D hidden size, R supervised slots, X target states, U those that slots read.
 """
 
 from __future__ import annotations
@@ -24,15 +24,29 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """What blocks are taught: the tokens in them and the target's states. Filled by `references`, or from branches.
+
+    Slots that read one state have one token before them.
+    """
+
+    mask: torch.Tensor  # [B, N, G] bool: slot j-1 is supervised
+    tokens: torch.Tensor  # [B, N, G+1] the anchor's token and those of the slots: slot j-1 lies behind tokens[.., j-1]
+    states: torch.Tensor  # [X, D] outputs of the target's last layer, before the final norm
+    places: torch.Tensor  # [B, N, G] row of `states` that gives the target's law p_j
+
+
+@dataclass(frozen=True)
 class Slots:
     """The slots that are learnt from, in order of row, block, slot. Filled by `supervised`."""
 
     row: torch.Tensor  # [R]
     block: torch.Tensor  # [R]
     slot: torch.Tensor  # [R] j-1
-    label: torch.Tensor  # [R] x_{a+j}
-    places: torch.Tensor  # [U] row * T + (a+j-1): distinct source positions; the target's law p_j and the token before are theirs
-    source: torch.Tensor  # [R] row of `places`
+    label: torch.Tensor  # [R] the slot's token: x_{a+j} of the text, or d_j of a branch
+    places: torch.Tensor  # [U] rows of `Blocks.states`, distinct
+    before: torch.Tensor  # [U] the token before the slots of each
+    source: torch.Tensor  # [R] row of `places` and `before`
 
     def __len__(self) -> int:
         return len(self.row)
@@ -44,10 +58,19 @@ class Slots:
         return out
 
 
-def supervised(batch: Batch, mask: torch.Tensor) -> Slots:
-    """The slots of mask [B,N,G]."""
-    row, block, slot = mask.nonzero(as_tuple=True)
-    ids = batch.texts.input_ids
-    before = batch.anchors.position[row, block] + slot
-    places, source = torch.unique(row * ids.shape[1] + before, return_inverse=True)
-    return Slots(row, block, slot, ids[row, before + 1], places, source)
+def references(batch: Batch) -> Blocks:
+    """The blocks at the batch's anchors, taught by its texts: slot j has the token at a+j and the state at a+j-1."""
+    ids, anchors = batch.texts.input_ids, batch.anchors
+    place = anchors.position[..., None] + torch.arange(anchors.mask.shape[2] + 1, device=ids.device)
+    place = place.clamp(max=ids.shape[1] - 1)
+    row = torch.arange(len(ids), device=ids.device)[:, None, None]
+    return Blocks(anchors.mask, ids[row, place], batch.last.flatten(0, 1), (row * ids.shape[1] + place)[..., :-1])
+
+
+def supervised(blocks: Blocks) -> Slots:
+    """The slots of the blocks' mask."""
+    row, block, slot = blocks.mask.nonzero(as_tuple=True)
+    places, source = torch.unique(blocks.places[row, block, slot], return_inverse=True)
+    before = torch.empty_like(places)
+    before[source] = blocks.tokens[row, block, slot]  # equal where the place is
+    return Slots(row, block, slot, blocks.tokens[row, block, slot + 1], places, before, source)

@@ -1,4 +1,6 @@
-"""The off-policy objective of one batch: any mix of pointwise losses, D-PACE, E2E-TV, selector and confidence losses.
+"""What the blocks of a step cost: any mix of pointwise losses, D-PACE, E2E-TV, selector and confidence losses.
+
+`objective` teaches blocks by the reference answers (off-policy); `learn` takes blocks whatever they are taught by.
 
 Every part is a numerator over a denominator, both summed over all ranks (algorithms.md 3.1); parts whose denominators
 differ are divided one by one. Denominators hold no graph, so they are summed first and the head products run once.
@@ -7,16 +9,16 @@ Legend: B rows, T tokens, N anchors, G draft tokens, D hidden size, R supervised
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn import functional as F
 
 from specgraft.config import DistillSection
-from specgraft.distill.batch import Batch, Slots, supervised
+from specgraft.distill.batch import Batch, Blocks, Slots, references, supervised
 from specgraft.distill.ranks import LEAST, total, world
 from specgraft.distill.selector import by_law, candidates_of, selector_term
-from specgraft.distill.weights import decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights
+from specgraft.distill.weights import accept_ratios, decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights, prefix
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
 from specgraft.ops.vocab_loss.chunked import weighted_losses
@@ -27,12 +29,13 @@ READS_TARGET = {*POINTWISE, "e2e_tv"} - {"ce"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step gives. Filled by `objective`."""
+    """What a step gives. Filled by `learn`."""
 
     loss: torch.Tensor  # scalar with graph: sum over parts of numerator / denominator of all ranks, times the ranks
     numerators: dict[str, torch.Tensor]  # per part, this rank's, no graph
     denominators: dict[str, torch.Tensor]  # per part, of all ranks
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # [G] sums over this rank's slots of ce, alpha, .., and their `count`
+    seconds: dict[str, float] = field(default_factory=dict)  # by what was done, where a step has parts
 
 
 @dataclass(frozen=True)
@@ -52,23 +55,21 @@ def forward(drafter: Drafter, shared: Shared, batch: Batch, compute: torch.dtype
         return drafter(shared, batch.texts, batch.anchors.position)
 
 
-def slot_inputs(drafter: Drafter, shared: Shared, batch: Batch, hidden: torch.Tensor, slots: Slots, target: bool = True) -> Inputs:
+def slot_inputs(drafter: Drafter, shared: Shared, blocks: Blocks, hidden: torch.Tensor, slots: Slots, target: bool = True) -> Inputs:
     """Gathers the rows of `slots` from hidden [B,N,G,D]; `target` False where no loss reads the target's law."""
-    ids, head = batch.texts.input_ids, drafter.markov_head
+    head = drafter.markov_head
     at_slot = (slots.row, slots.block, slots.slot)
     final = None
     if target:
         with torch.no_grad():
-            final = shared.final_norm(batch.last.flatten(0, 1)[slots.places])  # state of x_{a+j-1} gives p_j
+            final = shared.final_norm(blocks.states[slots.places])
     if head is None:
         return Inputs(slots, Rows(hidden[at_slot], slots.label, final, slots.source, None, None), None, None)
     if head.reads_token_only:
-        latent, row = head.embed(ids.flatten()[slots.places]), slots.source
+        latent, row = head.embed(slots.before), slots.source
         embedded = latent[slots.source] if drafter.confidence_head is not None else None
     else:
-        step = torch.arange(hidden.shape[2], device=ids.device)
-        before = (batch.anchors.position[..., None] + step).clamp(max=ids.shape[1] - 1)
-        every = head.embed(ids.gather(1, before.flatten(1)).view_as(before))
+        every = head.embed(blocks.tokens[..., :-1])
         latent, row = head.latents(hidden, every)[at_slot], None
         embedded = every[at_slot]
     return Inputs(slots, Rows(hidden[at_slot], slots.label, final, slots.source, latent, row), embedded, head.markov_w2.weight)
@@ -82,32 +83,59 @@ def objective(
     compute: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
 ) -> Outcome:
-    """The loss of one batch. `compute` is the dtype of matrix products; sums and losses are float32 at least.
+    """The loss of one batch on its answers. `compute` is the dtype of matrix products; sums and losses are float32 at least.
 
     `options.slot_sampling` keeps slot j with probability w_j and weight 1 (an unbiased estimate of both sums, which
     computes head rows for about half of the slots at decay 4, G 7).
     """
+    refuse_idle(drafter, options)
+    hidden = forward(drafter, shared, batch, compute)
+    blocks, decay = references(batch), decay_weights(drafter.config.draft_tokens, options.decay).to(hidden.device)
+    if options.slot_sampling:
+        drawn = torch.rand(blocks.mask.shape, generator=generator).to(hidden.device)
+        blocks, decay = replace(blocks, mask=blocks.mask & (drawn < decay)), torch.ones_like(decay)
+    return learn(drafter, shared, blocks, hidden, decay, options, compute)
+
+
+def refuse_idle(drafter: Drafter, options: DistillSection) -> None:
+    """Raises ValueError for a mix without sense, or one that says nothing of this drafter."""
     mix = options.weights(drafter.config.kind)
     unary, chosen = by_law(drafter, mix)
     confident = drafter.confidence_head is not None and "confidence" in mix
     if not unary.keys() - {"confidence"} and not chosen and not confident:
         raise ValueError(f"distill: nothing to minimise for a {drafter.config.kind} drafter; give a loss a weight, or set distill.preset")
-    hidden = forward(drafter, shared, batch, compute)
-    mask, decay = batch.anchors.mask, decay_weights(drafter.config.draft_tokens, options.decay).to(hidden.device)
-    if options.slot_sampling:
-        drawn = torch.rand(mask.shape, generator=generator).to(mask.device)
-        mask, decay = mask & (drawn < decay), torch.ones_like(decay)
-    slots = supervised(batch, mask)
+
+
+def learn(
+    drafter: Drafter,
+    shared: Shared,
+    blocks: Blocks,
+    hidden: torch.Tensor,
+    decay: torch.Tensor,
+    options: DistillSection,
+    compute: torch.dtype,
+    own: bool = False,
+) -> Outcome:
+    """The loss of blocks with states hidden [B,N,G,D] and fixed slot weights decay [G].
+
+    `own`: the tokens are the drafter's, drawn from its law; then labels say nothing, and accept ratios say how far a round goes.
+    """
+    mix = options.weights(drafter.config.kind)
+    unary, chosen = by_law(drafter, mix)
+    confident = drafter.confidence_head is not None and "confidence" in mix
+    slots, mask = supervised(blocks), blocks.mask
     inject = "selector" in mix and options.injects
-    inputs = slot_inputs(drafter, shared, batch, hidden, slots, confident or inject or bool(set(mix) & READS_TARGET))
+    inputs = slot_inputs(drafter, shared, blocks, hidden, slots, own or confident or inject or bool(set(mix) & READS_TARGET))
     weight = decay[slots.slot]
-    parts = slot_parts(unary, weight) | block_parts(unary, options, shared, inputs, mask, compute)
+    parts = slot_parts(unary, weight) | block_parts(unary, options, shared, inputs, mask, compute, own)
     denominators = dict(zip(parts, total(torch.stack([part.denominator for part in parts.values()])), strict=True))
     weights: dict[str, torch.Tensor] = {}
     for name, part in parts.items():
         for pointwise, each in part.weights.items():
             weights[pointwise] = weights.get(pointwise, 0.0) + each / (denominators[name] + LEAST)
     wanted = {"alpha", "hit"} if inputs.rows.target_hidden is not None and drafter.selector is None else set()
+    if own and drafter.selector is None:
+        wanted = wanted | {"target_ce"}
     value, losses, top = weighted_losses(
         inputs.rows, shared.head_as(compute), inputs.markov, weights, want=wanted, eta=options.lk_eta, chunk=options.chunk_rows,
         compute=compute, fused=options.fused == "on", top_k=0 if drafter.selector is None else drafter.selector.top_k,
@@ -116,12 +144,18 @@ def objective(
     if confident:
         value = value + mix["confidence"] * confidence_part(drafter, inputs, losses, weight, mix["confidence"], shown)
     if drafter.selector is not None and top is not None:
-        before = batch.texts.input_ids.flatten()[slots.places][slots.source]
+        before = slots.before[slots.source]
         candidates = candidates_of(drafter.selector, inputs.rows, before, top, shared.head, inject, options.chunk_rows, compute)
         taught = parts["dpace"].weights["ce"] / mix["dpace"] if "dpace" in parts else weight
-        term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options)
+        term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options, own)
         value = value + term.value
         shown.add(term.numerators, term.denominators, {name: by_slot(each, slots.slot, len(decay)) for name, each in term.slots.items()})
+    elif own and options.branch_temperature == 1:
+        assert losses.alpha is not None
+        before = prefix(slots.grid(accept_ratios(losses), mask), mask)[slots.row, slots.block, slots.slot]
+        shown.sums["accepted"] = by_slot(before * losses.alpha, slots.slot, len(decay))
+    if own:  # labels and what is made of them
+        shown.sums = {name: values for name, values in shown.sums.items() if name not in ("ce", "target_ce")}
     if not len(slots) or world() > 1:  # ranks reduce the same gradients, those without slots and unused heads included
         value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
     total_loss = (value + (shown.loss() - value).detach()) * world()  # the end-to-end part steps along its gradient, and shows its value
@@ -178,13 +212,21 @@ def slot_parts(mix: dict[str, float], weight: torch.Tensor) -> dict[str, Part]:
 
 
 def block_parts(
-    mix: dict[str, float], options: DistillSection, shared: Shared, inputs: Inputs, mask: torch.Tensor, compute: torch.dtype
+    mix: dict[str, float],
+    options: DistillSection,
+    shared: Shared,
+    inputs: Inputs,
+    mask: torch.Tensor,
+    compute: torch.dtype,
+    own: bool = False,
 ) -> dict[str, Part]:
     """D-PACE and E2E-TV: a first pass without graph gives every slot its weight."""
     wanted = {name for name, loss in (("ce", "dpace"), ("alpha", "e2e_tv")) if loss in mix}
     if not wanted:
         return {}
-    slots = inputs.slots
+    slots, exact = inputs.slots, own and "e2e_tv" in mix and options.prefix_weights == "exact"
+    if exact:
+        wanted.add("target_ce")
     with torch.no_grad():
         _, first, _ = weighted_losses(
             inputs.rows, shared.head_as(compute), inputs.markov, {}, want=wanted, chunk=options.chunk_rows, compute=compute,
@@ -198,8 +240,9 @@ def block_parts(
     if "e2e_tv" in mix:
         assert first.alpha is not None
         alpha = slots.grid(first.alpha, mask)
-        value = mix["e2e_tv"] * end_to_end_blocks(alpha, mask).sum()
-        weight = mix["e2e_tv"] * end_to_end_weights(alpha, mask)[at_slot]
+        before = prefix(slots.grid(accept_ratios(first), mask), mask) if exact else None
+        value = mix["e2e_tv"] * end_to_end_blocks(alpha, mask, before).sum()
+        weight = mix["e2e_tv"] * end_to_end_weights(alpha, mask, before)[at_slot]
         parts["e2e_tv"] = Part({"tv": weight}, mask.any(-1).sum().to(weight.dtype), value)
     return parts
 

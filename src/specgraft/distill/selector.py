@@ -15,11 +15,11 @@ import torch
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Slots
 from specgraft.distill.ranks import LEAST, total
-from specgraft.distill.weights import end_to_end_blocks, end_to_end_weights
+from specgraft.distill.weights import end_to_end_blocks, end_to_end_weights, prefix
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.selector import Selector
 from specgraft.ops.selector_loss.chunked import target_at, weighted_selector_losses
-from specgraft.ops.selector_loss.naive import Candidates
+from specgraft.ops.selector_loss.naive import Candidates, SelectorLosses
 from specgraft.ops.vocab_loss.naive import Rows
 
 OVERLAP = ("tv", "l1", "lk_alpha")
@@ -81,8 +81,9 @@ def selector_term(
     weight: torch.Tensor,
     taught: torch.Tensor,
     options: DistillSection,
+    own: bool = False,
 ) -> Term:
-    """The objectives `mix` on the selector's law; mask [B,N,G].
+    """The objectives `mix` on the selector's law; mask [B,N,G]; `own` as in `objective.learn`.
 
     weight [R]: the slots' fixed weights; taught [R]: those of the cross-entropy, which are D-PACE's where that is on (NeMo,
     speculators). A slot whose label is no candidate leaves the cross-entropy's denominator with it, unless it is injected.
@@ -101,9 +102,11 @@ def selector_term(
             _, first = weighted_selector_losses(candidates, head, selector.successor_codebook, {}, chunk)
         assert first.alpha is not None
         alpha = slots.grid(first.alpha, mask)
-        reach = mix["e2e_tv"] * end_to_end_weights(alpha, mask)[at_slot]
+        exact = own and options.prefix_weights == "exact"
+        before = prefix(slots.grid(accept_ratios(candidates, first), mask), mask) if exact else None
+        reach = mix["e2e_tv"] * end_to_end_weights(alpha, mask, before)[at_slot]
         parts["e2e_tv"] = ({"tv": reach}, mask.any(-1).sum().to(reach.dtype))
-        shown["e2e_tv"] = mix["e2e_tv"] * end_to_end_blocks(alpha, mask).sum()
+        shown["e2e_tv"] = mix["e2e_tv"] * end_to_end_blocks(alpha, mask, before).sum()
     denominators: dict[str, torch.Tensor] = {}
     if parts:
         sums = total(torch.stack([denominator.to(weight.dtype) for _, denominator in parts.values()]))
@@ -118,12 +121,25 @@ def selector_term(
         for name, (losses, _) in parts.items()
     }
     told = {name: part for name, part in found_losses._asdict().items() if part is not None and (name in mix or name in ALWAYS)}
+    if own:
+        told.pop("picked")
+        if options.branch_temperature == 1:
+            assert found_losses.alpha is not None
+            told["accepted"] = prefix(slots.grid(accept_ratios(candidates, found_losses), mask), mask)[at_slot] * found_losses.alpha
+        return Term(value, numerators, denominators, told)
     told["recall"] = found.to(weight.dtype)
     if "selector" in mix:
         told["taught"] = torch.ones_like(told["recall"]) if candidates.inject else told["recall"]
     if not options.slot_sampling:
         told |= prefixes(slots, mask, found, found_losses.picked > 0)
     return Term(value, numerators, denominators, told)
+
+
+def accept_ratios(candidates: Candidates, losses: SelectorLosses) -> torch.Tensor:
+    """min(1, p/q) of the slots' own labels, [R]; 1 for one that is no candidate, whose q is 0."""
+    assert candidates.p is not None
+    p = torch.where(candidates.ids == candidates.label[:, None], candidates.p, 0.0).sum(-1)
+    return torch.where(candidates.found, (p * losses.selector.exp()).clamp(max=1), 1.0)
 
 
 def prefixes(slots: Slots, mask: torch.Tensor, found: torch.Tensor, picked: torch.Tensor) -> dict[str, torch.Tensor]:

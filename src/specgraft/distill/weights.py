@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from specgraft.ops.vocab_loss.naive import SlotLosses
+
 
 def decay_weights(draft_tokens: int, decay: float) -> torch.Tensor:
     """w_j = exp(-(j-1)/decay), [G] (DFlash, DeepSpec; algorithms.md 3.1)."""
@@ -28,20 +30,37 @@ def survival(alpha: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, alpha, 1.0).cumprod(-1)
 
 
-def end_to_end_blocks(alpha: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """L_block [..] = 1 - mean of S_j over the supervised slots; 0 for a block without (AngelSpec; algorithms.md 3.7)."""
+def prefix(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[..,G] product of the values [..,G] of the slots before each; a slot that is not supervised counts as 1."""
+    kept = torch.where(mask, values, 1.0)
+    return torch.cat([torch.ones_like(kept[..., :1]), kept.cumprod(-1)[..., :-1]], -1)
+
+
+def accept_ratios(losses: SlotLosses) -> torch.Tensor:
+    """min(1, p/q) of the slots' own labels, [R]: the chance that each is accepted, once it was drawn from q."""
+    assert losses.target_ce is not None
+    return torch.exp((losses.ce - losses.target_ce).clamp(max=0))
+
+
+def end_to_end_blocks(alpha: torch.Tensor, mask: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+    """L_block [..] = 1 - mean of S_j over the supervised slots; 0 for a block without (AngelSpec; algorithms.md 3.7).
+
+    `before` [..,G] takes the place of S_{j-1} in S_j = S_{j-1} alpha_j.
+    """
     count = mask.sum(-1)
-    mean = (survival(alpha, mask) * mask).sum(-1) / count.clamp(min=1)
+    reached = survival(alpha, mask) if before is None else before * alpha
+    mean = (reached * mask).sum(-1) / count.clamp(min=1)
     return torch.where(count > 0, 1 - mean, 0.0)
 
 
-def end_to_end_weights(alpha: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def end_to_end_weights(alpha: torch.Tensor, mask: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
     """c_j [..,G] such that the gradient of L_block is that of sum c_j TV_j (algorithms.md 3.7).
 
     c_j = S_{j-1} C_j / G_v with C_j = m_j + alpha_{j+1} C_{j+1}, by the backward recursion: nothing is divided by alpha.
+    `before` [..,G] takes the place of S_{j-1} (algorithms.md 3.8, end): accept ratios of the tokens that lie there.
     """
     overlap = torch.where(mask, alpha, 1.0)
-    before = torch.cat([torch.ones_like(overlap[..., :1]), overlap.cumprod(-1)[..., :-1]], -1)
+    before = prefix(alpha, mask) if before is None else before
     out, behind = [], torch.zeros_like(overlap[..., 0])
     for slot in range(overlap.shape[-1] - 1, -1, -1):
         follows = overlap[..., slot + 1] * behind if slot + 1 < overlap.shape[-1] else behind

@@ -126,6 +126,8 @@ def _draft_kernel(names: frozenset[str], weighted: frozenset[str], eta: float, s
             p = torch.exp(log_p)
             if "hit" in names:
                 out["hit"] = (logits.gather(-1, top[:, None])[:, 0] >= logits.amax(-1)).to(wide)
+            if "target_ce" in names:
+                out["target_ce"] = -log_p.gather(-1, labels[:, None])[:, 0]
             if divergence:
                 ratio = log_p - log_q
             if "kl" in names:

@@ -28,6 +28,7 @@ class SlotLosses(NamedTuple):
     lk_hybrid: torch.Tensor | None = None  # share kl + (1 - share) tv, share = exp(-eta alpha) without gradient
     alpha: torch.Tensor | None = None  # overlap, sum over v of min(p, q) = 1 - tv
     hit: torch.Tensor | None = None  # 1 where argmax p (the first of equals) is a maximum of q
+    target_ce: torch.Tensor | None = None  # -log p(label), a constant
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def slot_losses(
     with torch.no_grad():
         target = rows.target_hidden if rows.source is None else rows.target_hidden[rows.source]
         log_p = _cap(target @ head.T, softcap).log_softmax(-1)
-    return losses_of(log_p, log_q, ce, eta)
+    target_ce = -log_p.gather(-1, rows.labels[:, None])[:, 0]
+    return losses_of(log_p, log_q, ce, eta)._replace(target_ce=target_ce)
 
 
 def losses_of(log_p: torch.Tensor, log_q: torch.Tensor, ce: torch.Tensor, eta: float = 3.0) -> SlotLosses:

@@ -23,9 +23,9 @@ DIVERGENCE = frozenset(("kl", "rkl", "jsd", "lk_hybrid"))
 
 def expand(names: Collection[str]) -> frozenset[str]:
     """The values that come with those asked for; ce always does. Unknown names: ValueError."""
-    unknown = set(names) - {*POINTWISE, "alpha", "hit"}
+    unknown = set(names) - {*POINTWISE, "alpha", "hit", "target_ce"}
     if unknown:
-        raise ValueError(f"unknown vocabulary losses {sorted(unknown)}; known: {', '.join(POINTWISE)}, alpha, hit")
+        raise ValueError(f"unknown vocabulary losses {sorted(unknown)}; known: {', '.join(POINTWISE)}, alpha, hit, target_ce")
     found = {"ce", *names}
     if found & OVERLAP:
         found |= {"tv", "l1", "alpha"}
@@ -112,6 +112,8 @@ class Pointwise:
         lse = _log_total(value, q)
         torch.sub(lse, z_label, out=out["ce"])
         if law is not None:
+            if "target_ce" in out:
+                out["target_ce"].copy_(law.p.gather(-1, labels[:, None])[:, 0].log_().neg_())
             if law.log_p is not None:
                 self._divergences(z, q, law.p, law.log_p, lse, out)
             if self.names & OVERLAP:
