@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import GPT2Config, GPT2LMHeadModel, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from specgraft.targets import embedded
 from specgraft.targets.load import identity, load_target, pick_device, refuse_unsupported, resolve
@@ -99,11 +99,11 @@ def test_a_config_that_says_nothing_is_refused(copy: Path, text: str) -> None:
     assert "could not be loaded" in refusal(copy)
 
 
-def test_a_sliding_window_target_is_refused_on_loading(copy: Path) -> None:
+def test_a_hybrid_that_has_no_row_is_refused_on_loading(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16}
+    config |= {"layer_types": ["linear_attention"] * config["num_hidden_layers"]}
     (copy / "config.json").write_text(json.dumps(config))
-    assert "sliding_window" in refusal(copy)
+    assert "linear_attention layers are not served in process yet" in refusal(copy)
 
 
 def test_devices() -> None:
@@ -127,11 +127,10 @@ def test_a_hub_id_is_left_as_it_is_and_a_path_is_not_taken_for_one(tmp_path: Pat
     ("config", "named"),
     [
         (SimpleNamespace(model_type="a", layer_types=["full_attention", "linear_attention"]), "linear_attention"),
-        (SimpleNamespace(model_type="b", layer_types=["sliding_attention"] * 2, sliding_window=9), "sliding_attention"),
-        (SimpleNamespace(model_type="c", sliding_window=4096), "sliding_window=4096"),
+        (SimpleNamespace(model_type="b", layer_types=["full_attention", "conv"]), "conv"),
+        (SimpleNamespace(model_type="c", layer_types=["indexed_attention"]), "indexed_attention"),
         (SimpleNamespace(model_type="d", attn_logit_softcapping=50.0), "attn_logit_softcapping"),
         (SimpleNamespace(model_type="e", final_logit_softcapping=30.0), "final_logit_softcapping"),
-        (SimpleNamespace(model_type="gpt_oss", layer_types=["full_attention"]), "attention sinks"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.model_type,
 )
@@ -142,10 +141,10 @@ def test_attention_that_is_not_served_is_refused_by_name(config: SimpleNamespace
 
 @pytest.mark.parametrize(
     "config",
-    [LlamaConfig(), Qwen3Config(), Qwen2Config(), Qwen3Config(sliding_window=4096, use_sliding_window=False)],
+    [LlamaConfig(), Qwen3Config(), Qwen2Config(), MistralConfig(sliding_window=4096), GptOssConfig()],
     ids=lambda config: type(config).__name__,
 )
-def test_full_attention_targets_are_accepted(config: object) -> None:
+def test_full_and_sliding_attention_targets_are_accepted(config: object) -> None:
     refuse_unsupported(config)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specgraft.targets.model import Target
-from specgraft.targets.slots import SlotCache
+from specgraft.targets.slots import RowsPart, SlotCache
 
 TOLERANCE = 1e-4  # of states of size 1 to 10; transformers computes norms and softmax in float32 whatever the dtype is
 KINDS = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
@@ -121,15 +121,12 @@ def test_a_full_row_is_refused(tiny_target) -> None:
         target.forward(torch.zeros(2, 2, dtype=torch.long), cache)
 
 
-def test_positions_and_mask_of_ragged_rows() -> None:
-    cache = SlotCache(1, 2, 8, torch.device("cpu"))
+def test_positions_and_places_of_ragged_rows() -> None:
+    cache = SlotCache(2, 8, torch.device("cpu"))
     cache.lengths += torch.tensor([1, 3])
-    positions, mask = cache.begin(2)
-    assert positions.tolist() == [[1, 2], [3, 4]]
-    assert (mask[:, 0] == 0).int().tolist() == [
-        [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]],
-        [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
-    ]
+    work = cache.begin(torch.zeros(2, 2, dtype=torch.long))
+    assert work.positions.tolist() == [[1, 2], [3, 4]]
+    assert isinstance(work.parts[0], RowsPart) and work.parts[0].reach == 5
 
 
 @pytest.mark.parametrize("tap", [-1, 3, 40])

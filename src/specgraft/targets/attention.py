@@ -1,6 +1,6 @@
-"""Attention of the in-process target: grouped-query attention without repeating keys and values.
+"""The attention function that every Hugging Face attention layer of a target calls.
 
-Legend: B batch, Hq query heads, Hk key/value heads, g = Hq // Hk, W new tokens, S cached tokens, d head size.
+Legend: B rows and L tokens of a pass, H query heads, Hk key/value heads, d head size.
 """
 
 from __future__ import annotations
@@ -8,44 +8,38 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from specgraft.targets.slots import Packing
+from specgraft.targets.parts import Heads, Part, Work
 
 NAME = "specgraft"
 
 
-def grouped_attention(
+def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    packing: Packing | None = None,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    work: Work | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Hugging Face attention function: query [B,Hq,W,d], key and value [B,Hk,S,d], additive mask [B,1,W,S] -> [B,W,Hq,d].
+    """query [B,H,L,d], key and value [B,Hk,L,d] of the tokens of this pass -> [B,L,H,d].
 
-    With `packing`, query is [1,Hq,N,d] and the result [1,N,Hq,d]: queries are spread over the rows of keys and values.
-    The g query heads that share a key head become g*W rows of one head, so that nothing is copied g times.
-    Sinks, soft caps and sliding windows are not handled: `targets.load` refuses models that have them.
+    What is visible is the parts' business (`targets.parts`); the mask that transformers passes is a placeholder.
     """
-    assert attention_mask is not None and attention_mask.dim() == 4
-    if packing is not None:
-        spread = query.new_zeros(packing.batch, packing.width, query.shape[1], query.shape[3])
-        spread[packing.rows, packing.places] = query[0].transpose(0, 1)
-        out, _ = grouped_attention(module, spread.transpose(1, 2), key, value, attention_mask, scaling, dropout)
-        return out[packing.rows, packing.places][None], None
-    batch, query_heads, width, size = query.shape
-    key_heads = key.shape[1]
-    group = query_heads // key_heads
-    rows = query.reshape(batch, key_heads, group * width, size)
-    mask = attention_mask.to(query.dtype).repeat(1, 1, group, 1) if group > 1 else attention_mask.to(query.dtype)
-    out = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return out.reshape(batch, query_heads, width, value.shape[-1]).transpose(1, 2).contiguous(), None
+    assert work is not None, "a pass of the target goes through targets.model.Target"
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+
+    def attend(part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return part.attend(layer, Heads(q, k, v, scale, sliding_window or 0, s_aux))
+
+    return work.run(attend, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None
 
 
-AttentionInterface.register(NAME, grouped_attention)
+AttentionInterface.register(NAME, attention)

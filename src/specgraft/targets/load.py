@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from specgraft.targets.kinds import KINDS, SERVED, has_final_norm
 from specgraft.targets.model import Target
 
 
@@ -68,7 +69,7 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
             f"target.id={name!r}: its weights hold no {absent[0]} of the right shape ({len(absent)} tensors in all"
             + (f"; unknown there: {near}" if near else "") + "): give a folder whose names are those of its architecture"
         )  # fmt: skip
-    if not isinstance(getattr(model.base_model, "layers", None), torch.nn.ModuleList) or not hasattr(model.base_model, "norm"):
+    if not isinstance(getattr(model.base_model, "layers", None), torch.nn.ModuleList) or not has_final_norm(model.base_model):
         raise ValueError(
             f"target.id={name!r}: {config.model_type} has no decoder layers and final norm under the names that are read "
             "(`layers`, `norm`): use a model built like Llama or Qwen3"
@@ -79,17 +80,19 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
 
 
 def refuse_unsupported(config: Any) -> None:
-    """Full attention only, so far: refuses hybrid, sparse and sliding-window targets by name."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if kinds != {"full_attention"} or (sliding and getattr(config, "layer_types", None) is None):
-        odd = sorted(kinds - {"full_attention"}) or [f"sliding_window={sliding}"]
-        raise ValueError(f"target {config.model_type}: {', '.join(odd)} layers are not served in process yet, only full attention")
+    """Refuses by name what a pass of the target would compute wrongly: layers and attention extras that nobody handles yet."""
+    odd = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]) - SERVED)
+    if odd:
+        raise ValueError(f"target {config.model_type}: {', '.join(odd)} layers are not served in process yet; served: {', '.join(sorted(SERVED))}")
+    special = {"linear_attention", "indexed_attention"} & set(getattr(config, "layer_types", None) or ())
+    if special and config.model_type not in KINDS:
+        raise ValueError(
+            f"target {config.model_type}: its {', '.join(sorted(special))} layers are not served in process yet, "
+            f"only those of {', '.join(sorted(KINDS))}"
+        )
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, key, None):
             raise ValueError(f"target {config.model_type}: {key} is not served in process yet")
-    if config.model_type == "gpt_oss":
-        raise ValueError("target gpt_oss: attention sinks are not served in process yet")
 
 
 def digest(path: Path) -> str:

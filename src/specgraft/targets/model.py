@@ -5,7 +5,6 @@ Legend: B batch, W new tokens, K taps, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from specgraft.targets.kinds import Current, final_norm, take_over
+from specgraft.targets.parts import Work
 from specgraft.targets.slots import SlotCache
 
 
@@ -21,14 +22,16 @@ from specgraft.targets.slots import SlotCache
 class Step:
     """One forward pass of the target. Filled by `Target.forward`."""
 
-    last: torch.Tensor  # [B, W, D] output of the last decoder layer, before the final norm
+    last: torch.Tensor  # [B, W, E] output of the last decoder layer, before the final norm; E = D but with several streams
     taps: torch.Tensor | None  # [B, W, K, D] outputs of the tapped layers in the order asked for, or None
 
 
 class Target:
-    """A frozen decoder-only LLM with full attention, whatever its family.
+    """A frozen decoder-only LLM, whatever its family and the kinds of its layers (`targets.kinds`).
 
-    Layer id `i` is the output of decoder layer `i` (0-based) before any norm, the last layer included.
+    Layer id `i` is the output of decoder layer `i` (0-based) before any norm, the last layer included. Where a layer's output
+    is several residual streams (hyper-connections, `streams` > 1), a tap is their mean [.., D] and `last` all of them
+    [.., streams * D], from which the final mixer makes the state that the head reads.
     """
 
     def __init__(self, model: Any, tokenizer: Any, path: Path, device: torch.device) -> None:
@@ -36,7 +39,8 @@ class Target:
         self.base = model.base_model
         self.config = model.config
         self.layers: nn.ModuleList = self.base.layers
-        self.final_norm: nn.Module = self.base.norm
+        self.final_norm: nn.Module = final_norm(self.base)
+        self.streams: int = getattr(self.config, "hc_count", None) or 1
         self.embedding: nn.Embedding = model.get_input_embeddings()
         self.head: nn.Linear = model.get_output_embeddings()
         self.num_layers = len(self.layers)
@@ -44,10 +48,10 @@ class Target:
         self.vocab_size: int = self.head.weight.shape[0]
         self.dtype: torch.dtype = self.head.weight.dtype
         self.end_ids = end_ids(model, tokenizer)
-        parameters = inspect.signature(type(self.layers[0]).forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._work = Current()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, torch.Tensor] = {}
+        take_over(self.base, self._work)
         for index, layer in enumerate(self.layers):
             layer.register_forward_hook(self._hook(index))
         for parameter in model.parameters():
@@ -62,8 +66,8 @@ class Target:
         return keep
 
     def cache(self, rows: int, slots: int) -> SlotCache:
-        """An empty key/value cache for `rows` sequences of up to `slots` tokens."""
-        return SlotCache(self.num_layers, rows, slots, self.device)
+        """An empty cache for `rows` sequences of up to `slots` tokens."""
+        return SlotCache(rows, slots, self.device)
 
     @torch.inference_mode()
     def forward(
@@ -74,8 +78,7 @@ class Target:
         `rows` [B] picks cache rows; None means all of them. Raises ValueError for a layer id that does not exist.
         """
         self._check(taps)
-        positions, mask = cache.begin(input_ids.shape[1], rows)
-        return self._run(input_ids, positions, mask, cache, taps)
+        return self.run(cache.begin(input_ids, rows), taps)
 
     @torch.inference_mode()
     def forward_packed(
@@ -84,8 +87,7 @@ class Target:
         """As `forward`, for rows that bring different numbers of tokens: input_ids [N] are counts[b] >= 1 tokens of row
         rows[b], one row behind the other, and so is the result, with B = 1 and W = N. No place is computed for nothing."""
         self._check(taps)
-        positions, mask, packing = cache.pack(counts, rows)
-        return self._run(input_ids[None], positions, mask, cache, taps, packing=packing)
+        return self.run(cache.pack(input_ids, counts, rows), taps)
 
     def _check(self, taps: Sequence[int]) -> None:
         top = self.num_layers - 1
@@ -93,31 +95,27 @@ class Target:
         if bad:
             raise ValueError(f"tap {bad[0]}: the target's decoder layers are 0 to {top}")
 
-    def _run(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor,
-        cache: SlotCache,
-        taps: Sequence[int],
-        **kwargs: Any,
-    ) -> Step:
+    @torch.inference_mode()
+    def run(self, work: Work, taps: Sequence[int] = ()) -> Step:
+        """The pass that `work` describes: a decode loop's (`forward`), or one over stem and branches (`targets.scoring`)."""
         top = self.num_layers - 1
         self._wanted = frozenset((*taps, top))
+        self._work.work = work
+        # a mask of four dimensions is handed through as it is: what is visible is said by the parts of the work
+        placeholder = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         try:
             self.base(
-                input_ids=input_ids,
-                attention_mask=mask.to(self.dtype),
-                position_ids=positions,
-                use_cache=True,
-                **{self._cache_name: cache},
-                **kwargs,
+                input_ids=work.ids, attention_mask=placeholder, position_ids=work.positions, use_cache=False, work=work
             )
             last = self._seen[top]
-            kept = torch.stack([self._seen[tap] for tap in taps], dim=2) if taps else None
+            kept = torch.stack([self.tap(self._seen[tap]) for tap in taps], dim=2) if taps else None
         finally:
-            self._wanted, self._seen = frozenset(), {}
+            self._wanted, self._seen, self._work.work = frozenset(), {}, None
         return Step(last, kept)
+
+    def tap(self, output: torch.Tensor) -> torch.Tensor:
+        """What is captured of a decoder layer's output [.., streams * D]: [.., D]."""
+        return output if self.streams == 1 else output.unflatten(-1, (self.streams, -1)).mean(-2)
 
     @torch.inference_mode()
     def logits(self, last: torch.Tensor) -> torch.Tensor:

@@ -1,126 +1,165 @@
-"""A key/value cache whose rows have lengths of their own.
+"""The rows of a decode loop: a cache whose rows have lengths of their own, whatever kinds of layers the target has.
 
-Every row writes at its own length, so prompts need no padding mask, a finished row can be given to the next prompt,
-and rejected drafts are dropped by counting back: stale entries lie behind the length and are overwritten.
-Legend: B rows, W new tokens per row, S slots, H key/value heads, d head size, N tokens of a packed pass.
+Every row writes at its own length, so prompts need no padding mask, a finished row can be given to the next prompt, and
+rejected drafts are dropped by counting back. Keys behind the length are stale and get overwritten. A recurrent state cannot be
+counted back: the states before a pass are kept with the record of the pass (`Record`), and once the caller has said
+how many of its tokens stay, the state behind them is taken from it; nothing runs again.
+Legend: B rows of the cache, b rows of a pass, W new tokens per row, S slots, H key/value heads, d head size, N tokens of a packed pass.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specgraft.ops.gated_delta.chunked import Record
+from specgraft.targets.masked import attend_masked
+from specgraft.targets.parts import Chosen, Heads, Key, Part, SparseIndex, Work
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Where token n of a packed pass belongs. Filled by `SlotCache.pack`."""
+class SlotCache:
+    """Cache of `rows` sequences with `slots` places each.
 
-    rows: torch.Tensor  # [N] cache row
-    places: torch.Tensor  # [N] 0, 1, .. within the new tokens of its row
-    width: int  # most new tokens of one row
-    batch: int  # rows of the cache
-
-
-class _SlotLayer(CacheLayerMixin):
-    """One layer of `SlotCache`; storage [B,S,H,d]."""
-
-    is_compileable = False
-    is_sliding = False
-
-    def __init__(self, owner: SlotCache) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        shape = (self.owner.rows, self.owner.slots, key_states.shape[1])
-        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
-        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        own = self.owner
-        assert self.keys is not None and self.values is not None
-        if own.single is not None:  # one row: a plain slice, no index arithmetic
-            row, start, stop = own.single
-            self.keys[row, start:stop] = key_states[0].transpose(0, 1)
-            self.values[row, start:stop] = value_states[0].transpose(0, 1)
-            return self.keys[row : row + 1, :stop].transpose(1, 2), self.values[row : row + 1, :stop].transpose(1, 2)
-        self.keys[own.row_index[:, None], own.positions] = key_states.transpose(1, 2)
-        self.values[own.row_index[:, None], own.positions] = value_states.transpose(1, 2)
-        keys, values = self.keys[:, : own.reach], self.values[:, : own.reach]
-        if not own.all_rows:
-            keys, values = keys[own.row_index], values[own.row_index]
-        return keys.transpose(1, 2), values.transpose(1, 2)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.owner.reach, 0
-
-    def get_seq_length(self) -> int:
-        return int(self.owner.lengths.max())
-
-    def get_max_length(self) -> int:
-        return self.owner.slots
-
-
-class SlotCache(Cache):
-    """Key/value cache of `rows` sequences with `slots` places each, any Hugging Face attention layer can write to it.
-
-    `lengths` [B] counts what is committed. `begin` announces the next forward pass; afterwards the caller moves
-    `lengths` on by as many tokens as it keeps.
+    `lengths` [B] counts what is committed. `begin` or `pack` announces the next forward pass; afterwards the caller moves
+    `lengths` on by as many tokens as it keeps. A row is given to another text by setting its length to 0.
     """
 
-    def __init__(self, layers: int, rows: int, slots: int, device: torch.device) -> None:
-        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
-        self.rows, self.slots, self.device_ = rows, slots, device
+    def __init__(self, rows: int, slots: int, device: torch.device) -> None:
+        self.rows, self.slots, self.device = rows, slots, device
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
-        self.row_index = torch.arange(rows, device=device)
-        self.positions = torch.zeros(rows, 0, dtype=torch.long, device=device)
-        self.reach = 0
-        self.all_rows = True
-        self.single: tuple[int, int, int] | None = None
+        self.stored: dict[Key, torch.Tensor] = {}  # [B, S, ..] one value a token
+        self.tails: dict[Key, torch.Tensor] = {}  # [B, width, ..] the last values before each row's length
+        self.states: dict[Key, torch.Tensor] = {}  # [B, H, dk, dv] at each row's length
+        self.open: RowsPart | None = None  # the last pass; how much of it stays is known when the next one begins
 
-    def begin(self, width: int, rows: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places `width` new tokens behind the length of each chosen row.
+    def begin(self, ids: torch.Tensor, rows: torch.Tensor | None = None) -> Work:
+        """Places ids [b,W] behind the length of each chosen row, all by default: a token of a row sees what the row has
+        committed and the new tokens up to itself. Raises ValueError when a row is full."""
+        part = self._open(torch.arange(self.rows, device=self.device) if rows is None else rows, ids.shape[1], rows is None)
+        return Work(ids, part.positions, [part], lambda x: [x], lambda pieces: pieces[0])
 
-        Returns positions [b,W] and an additive float32 mask [b,1,W,reach] (0 visible, -inf hidden): token i of a row
-        sees what that row has committed and the new tokens up to itself. Raises ValueError when a row is full.
-        """
-        self.all_rows = rows is None
-        self.row_index = torch.arange(self.rows, device=self.device_) if rows is None else rows
-        lengths = self.lengths[self.row_index]
-        self.positions = lengths[:, None] + torch.arange(width, device=self.device_)
-        self.reach = int(lengths.max()) + width
-        if self.reach > self.slots:
-            raise ValueError(f"a sequence needs {self.reach} cache places and the cache has {self.slots}")
-        self.single = None
-        if len(self.row_index) == 1:
-            row = int(self.row_index[0])
-            self.single = (row, self.reach - width, self.reach)
-        return self.positions, self._mask(self.positions)
+    def pack(self, ids: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor) -> Work:
+        """As `begin`, for ids [N]: counts[b] >= 1 new tokens of row rows[b], laid end to end; rows ascend. Raises ValueError when a row is full."""
+        width = int(counts.max())
+        owner = torch.repeat_interleave(torch.arange(len(rows), device=self.device), counts)
+        place = torch.arange(len(ids), device=self.device) - (counts.cumsum(0) - counts)[owner]
+        part = self._open(rows, width, len(rows) == self.rows, counts)  # rows ascend
 
-    def pack(self, counts: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Packing]:
-        """As `begin`, for counts[b] >= 1 new tokens of each row rows[b], laid end to end in one sequence of N tokens.
+        def split(x: torch.Tensor) -> list[torch.Tensor]:
+            spread = x.new_zeros(len(rows), width, *x.shape[2:])
+            spread[owner, place] = x[0]
+            return [spread]
 
-        Returns positions [1,N], the mask [rows of the cache,1,W,reach] that attention needs once its queries are spread
-        over the rows again, and how to spread them. Raises ValueError when a row is full.
-        """
-        width, number = int(counts.max()), torch.arange(int(counts.sum()), device=self.device_)
-        owner = torch.repeat_interleave(torch.arange(len(rows), device=self.device_), counts)
-        packing = Packing(rows[owner], number - (counts.cumsum(0) - counts)[owner], width, self.rows)
-        self.all_rows, self.single = True, None
-        self.row_index = packing.rows[None]
-        self.positions = (self.lengths[packing.rows] + packing.places)[None]
-        self.reach = int(self.positions.max()) + 1
-        if self.reach > self.slots:
-            raise ValueError(f"a sequence needs {self.reach} cache places and the cache has {self.slots}")
-        return self.positions, self._mask(self.lengths[:, None] + torch.arange(width, device=self.device_)), packing
+        def merge(pieces: list[torch.Tensor]) -> torch.Tensor:
+            return pieces[0][owner, place][None]
 
-    def _mask(self, positions: torch.Tensor) -> torch.Tensor:
-        """Additive mask [b,1,W,reach] of tokens at positions [b,W]."""
-        hidden = torch.arange(self.reach, device=self.device_)[None, None, :] > positions[:, :, None]
-        return torch.zeros(hidden.shape, device=self.device_).masked_fill_(hidden, float("-inf"))[:, None]
+        return Work(ids[None], part.positions[owner, place][None], [part], split, merge)
+
+    def _open(self, rows: torch.Tensor, width: int, every: bool, counts: torch.Tensor | None = None) -> RowsPart:
+        if self.open is not None:
+            self.open.settle()
+        lengths = self.lengths[rows]
+        reach = int((lengths + (width if counts is None else counts)).max())
+        if reach > self.slots:
+            raise ValueError(f"a sequence needs {reach} cache places and the cache has {self.slots}")
+        self.open = RowsPart(self, rows, lengths, width, reach, every, counts)
+        return self.open
+
+    def write(self, key: Key, values: torch.Tensor, part: RowsPart) -> torch.Tensor:
+        """Stores values [b,W,..] at the part's places; returns what its rows hold up to the longest, [b,reach,..]."""
+        if key not in self.stored:
+            self.stored[key] = values.new_zeros(self.rows, self.slots, *values.shape[2:])
+        store = self.stored[key]
+        if len(part.rows) == 1 and part.counts is None:  # one row: a plain slice, no index arithmetic
+            only = int(part.rows[0])
+            store[only, part.reach - part.width : part.reach] = values[0]
+            return store[only : only + 1, : part.reach]
+        if part.counts is None:
+            store[part.rows[:, None], part.positions] = values
+        else:
+            row, place = part.real
+            store[part.rows[row], part.positions[row, place]] = values[row, place]
+        return store[:, : part.reach] if part.every else store[part.rows, : part.reach]
+
+
+@dataclass
+class RowsPart(Part):
+    """New tokens [b, W] of rows of a `SlotCache`. With `counts` only the first counts[b] of a row are real."""
+
+    cache: SlotCache
+    rows: torch.Tensor  # [b]
+    lengths: torch.Tensor  # [b] committed before this pass
+    width: int
+    reach: int  # places that the longest row holds with its new tokens
+    every: bool  # rows are all rows of the cache, in order
+    counts: torch.Tensor | None
+    chosen: dict[int, Chosen] = field(default_factory=dict)
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)  # additive [b, W, reach] by window
+    values: dict[Key, tuple[torch.Tensor, int]] = field(default_factory=dict)  # [b, width + W, ..] and width
+    records: dict[Key, Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.positions = self.lengths[:, None] + torch.arange(self.width, device=self.rows.device)  # [b, W]
+        if self.counts is not None:
+            self.real = (torch.arange(self.width, device=self.rows.device) < self.counts[:, None]).nonzero(as_tuple=True)
+
+    def before(self, key: Key, values: torch.Tensor, width: int, fill: int = 0) -> torch.Tensor:
+        tails = self.cache.tails
+        if key not in tails:
+            tails[key] = values.new_full((self.cache.rows, width, *values.shape[2:]), fill)
+        past = tails[key][self.rows]
+        place = torch.arange(-width, 0, device=self.rows.device)
+        empty = (self.lengths[:, None] + place < 0).view(len(past), width, *[1] * (past.dim() - 2))
+        past = past.masked_fill(empty, fill)
+        self.values[key] = torch.cat([past, values], 1), width
+        return past
+
+    def state(self, key: Key) -> torch.Tensor | None:
+        if key not in self.cache.states:
+            return None
+        state = self.cache.states[key][self.rows]
+        return state.masked_fill((self.lengths == 0)[:, None, None, None], 0)
+
+    def keep(self, key: Key, record: Record) -> None:
+        self.records[key] = record
+
+    def settle(self) -> None:
+        """The caller has moved the lengths on: takes what later passes need to know of these tokens."""
+        kept = self.cache.lengths[self.rows] - self.lengths
+        assert bool(((kept >= 0) | (self.cache.lengths[self.rows] == 0)).all()), "a row goes back by less than its last pass, or to 0"
+        kept = kept.clamp(0, self.width)
+        index = torch.arange(len(self.rows), device=self.rows.device)
+        for key, (values, width) in self.values.items():
+            place = kept[:, None] + torch.arange(width, device=self.rows.device)
+            self.cache.tails[key][self.rows] = values[index[:, None], place]
+        for key, record in self.records.items():
+            state = record.after(index, kept)
+            if key not in self.cache.states:
+                self.cache.states[key] = state.new_zeros(self.cache.rows, *state.shape[1:])
+            self.cache.states[key][self.rows] = state
+        self.values, self.records = {}, {}
+
+    def attend(self, layer: int, heads: Heads) -> torch.Tensor:
+        keys = self.cache.write((layer, "key"), heads.key, self)
+        values = self.cache.write((layer, "value"), heads.value, self)
+        mask = self.chosen.pop(layer).before if layer in self.chosen else self._mask(heads.window, heads.query.dtype)
+        return attend_masked(heads._replace(key=keys, value=values), mask)
+
+    def _mask(self, window: int, dtype: torch.dtype) -> torch.Tensor:
+        if window not in self.masks:
+            token, place = torch.arange(self.reach, device=self.rows.device), self.positions[..., None]
+            hidden = token > place
+            if window:
+                hidden |= place - token >= window
+            self.masks[window] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        return self.masks[window]
+
+    def choose(self, layer: int, query: torch.Tensor, raw: torch.Tensor, index: SparseIndex) -> Chosen:
+        from specgraft.ops.sparse_choice.vectorised import choose_rows
+
+        held = self.cache.write((layer, "raw"), raw, self)
+        whole = self.reach // index.ratio * index.ratio
+        groups = held[:, :whole].unflatten(1, (-1, index.ratio))
+        first = torch.arange(0, whole, index.ratio, device=raw.device).expand(len(groups), -1)
+        return Chosen(choose_rows(query, index.pool(groups, first), self.positions + 1, index.ratio, index.top, self.reach), None)
