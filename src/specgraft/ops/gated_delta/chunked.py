@@ -20,7 +20,6 @@ from specgraft.ops.gated_delta.naive import channels, normalised, wide
 
 # exp of it is nothing beside 1; below it, -inf among it, sums of decays would lose what follows
 FLOOR = {torch.float32: -80.0, torch.float64: -600.0}
-LEAF = 8  # positions of a chunk whose decays, one a channel, are taken pair by pair
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,17 @@ class Record:
         place = rows * chunks + index.clamp_max(chunks - 1)
         many = counts - index * self.chunk
         keys, news, decay = (
-            x.unflatten(1, (chunks, self.chunk)).flatten(0, 1).index_select(0, place)
+            x.unflatten(1, (chunks, self.chunk)).flatten(0, 1).transpose(1, 2).index_select(0, place)
             for x in (self.keys, self.news, channels(self.decay))
-        )
-        taken = (torch.arange(self.chunk, device=many.device) < many[:, None])[:, :, None, None]
+        )  # [A,H,C,..]
+        later = (torch.arange(self.chunk, device=many.device) >= many[:, None])[:, None, :, None]
         last = (many - 1).clamp_min(0)
-        total = decay[torch.arange(len(last), device=last.device), last].where(many[:, None, None] > 0, 0)
-        weight = (total[:, None] - decay).masked_fill(~taken, float("-inf")).exp()
-        keys = (keys * weight).masked_fill(~taken, 0)  # and not 0 * inf, should a later token hold one
-        product = keys.permute(0, 2, 3, 1) @ news.masked_fill(~taken, 0).transpose(1, 2)
-        return state * total.exp()[..., None] + product
+        total = decay[torch.arange(len(last), device=last.device), :, last].where(many[:, None, None] > 0, 0)[:, :, None]
+        weight = (total - decay).masked_fill(later, float("-inf")).exp()
+        # zeros, not just zero weights: 0 * inf is no 0, should a later token hold one
+        keys, news = keys.masked_fill_(later, 0), news.masked_fill_(later, 0)
+        start = (state * total.exp().mT).flatten(0, 1)
+        return torch.baddbmm(start, (keys * weight).mT.flatten(0, 1), news.flatten(0, 1)).view_as(state)
 
 
 def gated_delta(
@@ -65,11 +65,12 @@ def gated_delta(
     """o [R,T,H,dv] in v's dtype, and the Record; arguments as `naive.recurrent_gated_delta`.
 
     chunk: C, at least 1; fewer where T is. Computed in float32 (float64 where v is float64). A log decay below FLOOR is taken
-    as FLOOR. Memory besides the Record, in numbers a token and head: C for the pairs, and for KDA LEAF * dk.
+    as FLOOR. Memory besides the Record: a few times q, k and v, and 4 * C numbers a token and head.
     """
+    if chunk < 1:
+        raise ValueError(f"gated delta rule: chunks of {chunk} tokens")
     dtype = wide(v)
     rows, tokens, heads, dv = v.shape
-    dk = k.shape[-1]
     size = max(1, min(chunk, tokens))
     many = -(-tokens // size)
 
@@ -77,81 +78,97 @@ def gated_delta(
         padded = F.pad(x.to(dtype), (0, 0) * (x.dim() - 2) + (0, many * size - tokens))
         return padded.reshape(rows, many, size, *x.shape[2:])
 
-    keys, queries = (normalised(cut(x)).repeat_interleave(heads // x.shape[2], dim=3) for x in (k, q))
-    sums = cut(channels(g)).clamp_min(FLOOR[dtype]).cumsum(2)
-    query, key, value, cum, rate = (inner(x) for x in (queries * dk**-0.5, keys, cut(v), sums, cut(beta)[..., None]))
+    keys, sums = normalised(cut(k)), cut(channels(g)).clamp_min(FLOOR[dtype]).cumsum(2)
+    queries = normalised(cut(q)) * q.shape[-1] ** -0.5
+    key, query, cum = inner(keys, heads), inner(queries, heads), inner(sums, heads)
+    value, rate = inner(cut(v), heads), inner(cut(beta)[..., None], heads)
 
-    pairs = products(torch.stack([key, query], 3), key, cum)
-    grown = cum.exp()
+    if cum.shape[-1] == 1:  # products of keys and queries that heads share are made once
+        few = inner(keys, keys.shape[3])
+        pairs = products(torch.cat([few, inner(queries, keys.shape[3])], -2), few, cum)
+    else:
+        pairs = products_by_channel(torch.stack([key, query], 2), key, cum)
+    grown, ends = cum.exp(), cum[..., -1:, :]
+    # transposed and from the right: the same substitution, without a copy into column-major
     solved = torch.linalg.solve_triangular(
-        pairs[:, :, :, 0] * rate, torch.cat([value, key * grown], -1) * rate, upper=False, unitriangular=True
-    )
+        (pairs[:, :, 0] * rate).mT,
+        torch.cat([value * rate, key * (grown * rate)], -1).mT,
+        upper=True,
+        left=False,
+        unitriangular=True,
+    ).mT
     fresh, reads = solved[..., :dv], solved[..., dv:]
-    ends = cum[..., -1:, :]
     writes, kept = (key * (ends - cum).exp()).mT, ends.exp().mT
 
-    state = v.new_zeros(rows, heads, dk, dv, dtype=dtype) if initial is None else initial.to(dtype)
+    state = key.new_zeros(rows * heads, key.shape[-1], dv) if initial is None else initial.to(dtype).flatten(0, 1)
     states, news = [state], []
     for m in range(many):
-        new = fresh[m] - reads[m] @ state
-        state = state * kept[m] + writes[m] @ new
+        news.append(torch.baddbmm(fresh[m], reads[m], state, alpha=-1))
+        state = torch.baddbmm(state * kept[m], writes[m], news[-1])
         states.append(state)
-        news.append(new)
     before, new = torch.stack(states), torch.stack(news) if news else fresh
-    out = (query * grown) @ before[:-1] + pairs[:, :, :, 1] @ new
+    out = torch.baddbmm(
+        ((query * grown) @ before[:-1]).flatten(0, 1), pairs[:, :, 1].flatten(0, 1), new.flatten(0, 1)
+    ).view_as(new)
 
-    record = Record(before.transpose(0, 1), keys.flatten(1, 2), outer(new), sums.flatten(1, 2), size)
-    if g.dim() == 3:
-        record = Record(record.states, record.keys, record.news, record.decay[..., 0], size)
-    return outer(out)[:, :tokens].to(v.dtype), record
+    record = Record(
+        states=before.unflatten(1, (rows, heads)).transpose(0, 1),
+        keys=spread(keys, heads).flatten(1, 2),
+        news=outer(new, rows),
+        decay=sums.flatten(1, 2).view(rows, many * size, *g.shape[2:]),
+        chunk=size,
+    )
+    return outer(out, rows)[:, :tokens].to(v.dtype), record
 
 
-def inner(x: Tensor) -> Tensor:
-    """[R,M,C,H,..] -> [M,R,H,C,..], so that a chunk is one piece of memory."""
-    return x.permute(1, 0, 3, 2, 4).contiguous()
+def spread(x: Tensor, heads: int) -> Tensor:
+    """[R,M,C,h,d] -> [R,M,C,H,d]: each head for H / h of them, one after the other."""
+    return x.unsqueeze(4).expand(*x.shape[:4], heads // x.shape[3], x.shape[4]).flatten(3, 4)
 
 
-def outer(x: Tensor) -> Tensor:
-    """[M,R,H,C,d] -> [R,M*C,H,d]."""
-    return x.permute(1, 0, 3, 2, 4).flatten(1, 2)
+def inner(x: Tensor, heads: int) -> Tensor:
+    """[R,M,C,h,d] -> [M,R*H,C,d], heads as `spread`; a chunk is one piece of memory."""
+    x = x.unsqueeze(4).expand(*x.shape[:4], heads // x.shape[3], x.shape[4])
+    return x.permute(1, 0, 3, 4, 2, 5).flatten(1, 3)
+
+
+def outer(x: Tensor, rows: int) -> Tensor:
+    """[M,R*H,C,d] -> [R,M*C,H,d]."""
+    return x.unflatten(1, (rows, x.shape[1] // rows)).permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
 def products(left: Tensor, right: Tensor, cum: Tensor) -> Tensor:
-    """sum over channels of left_i right_j exp(cum_i - cum_j) for i >= j, else 0.
+    """<left_i, right_j> exp(cum_i - cum_j) for i >= j, else 0: one decay for all channels.
 
-    left [..,n,C,dk], right [..,C,dk], cum [..,C,e], never growing along C -> [..,n,C,C].
+    left [M,b,n*C,dk], right [M,b,C,dk], cum [M,B,C,1], never growing along C, B a multiple of b -> [M,B,n,C,C].
     """
     size = right.shape[-2]
-    if cum.shape[-1] > 1:
-        leaf = size
-        while leaf > LEAF:
-            leaf = -(-leaf // 2)
-        whole = leaf
-        while whole < size:
-            whole *= 2
-        if extra := whole - size:
-            left, right = (F.pad(x, (0, 0, 0, extra)) for x in (left, right))
-            cum = torch.cat([cum, cum[..., -1:, :].expand(*cum.shape[:-2], extra, -1)], -2)
-        return halves(left, right, cum)[..., :size, :size]
     later = torch.ones(size, size, dtype=torch.bool, device=cum.device).triu(1)
     decay = (cum - cum.mT).masked_fill(later, float("-inf")).exp()
-    return (left @ right.mT[..., None, :, :]) * decay[..., None, :, :]
+    plain = (left @ right.mT).unflatten(2, (left.shape[2] // size, size))
+    shared = cum.shape[1] // plain.shape[1]
+    return (plain[:, :, None] * decay.unflatten(1, (plain.shape[1], shared))[:, :, :, None]).flatten(1, 2)
 
 
-def halves(left: Tensor, right: Tensor, cum: Tensor) -> Tensor:
-    """`products` where every channel has its own decay: what the later half of a chunk reads of the earlier one is one matrix
-    product, since both sides' decays are <= 1 when measured from the border; each half, by itself, is a chunk again."""
+def products_by_channel(left: Tensor, right: Tensor, cum: Tensor) -> Tensor:
+    """sum over channels of left_i right_j exp(cum_i - cum_j) for i >= j, else 0: a decay for every channel.
+
+    left [..,n,C,dk], right and cum [..,C,dk], cum never growing along C -> [..,n,C,C].
+    What the later half of a chunk reads of the earlier one is one matrix product, since the decays of both sides, taken from
+    the border, are <= 1; each half by itself is a chunk again.
+    """
     size = right.shape[-2]
-    if size <= LEAF:
-        later = torch.ones(size, size, dtype=torch.bool, device=cum.device).triu(1)
-        gap = (cum[..., :, None, :] - cum[..., None, :, :]).masked_fill(later[..., None], float("-inf"))
-        return torch.einsum("...nid,...ijd->...nij", left, gap.exp() * right[..., None, :, :])
-    half = size // 2
+    if size == 1:
+        return (left * right[..., None, :, :]).sum(-1, keepdim=True)
+    half = -(-size // 2)
+    if size % 2:  # one more that decays no further, dropped again below
+        left, right = (F.pad(x, (0, 0, 0, 1)) for x in (left, right))
+        cum = torch.cat([cum, cum[..., -1:, :]], -2)
     border = cum[..., half - 1 : half, :]
     late = left[..., half:, :] * (cum[..., half:, :] - border).exp()[..., None, :, :]
     early = right[..., :half, :] * (border - cum[..., :half, :]).exp()
-    across = late @ early.mT[..., None, :, :]
-    two = left.unflatten(-2, (2, half)).transpose(-3, -4)
-    own = halves(two, right.unflatten(-2, (2, half)), cum.unflatten(-2, (2, half)))
-    top = F.pad(own[..., 0, :, :, :], (0, half))
-    return torch.cat([top, torch.cat([across, own[..., 1, :, :, :]], -1)], -2)
+    across = (late.flatten(-3, -2) @ early.mT).unflatten(-2, (-1, half))
+    halves = (x.unflatten(-2, (2, half)) for x in (left, right, cum))
+    own = products_by_channel(next(halves).transpose(-3, -4), *halves)
+    upper = F.pad(own[..., 0, :, :, :], (0, half))
+    return torch.cat([upper, torch.cat([across, own[..., 1, :, :, :]], -1)], -2)[..., :size, :size]
