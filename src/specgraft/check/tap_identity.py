@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from specgraft.check.reference import Plain, plain_pass
+from specgraft.check.reference import plain_pass
 from specgraft.records import Conversation, Features, GateResult
 from specgraft.targets.model import Target
 
@@ -62,14 +62,15 @@ def tap_identity(
             faults.append(f"{conversation.prompt_id}: {fault}")
             continue
         plain = plain_pass(target, conversation.input_ids)
-        states = [(f"tap {tap}", tap, features.taps[:, place]) for place, tap in enumerate(taps)]
-        states.append(("last", target.num_layers - 1, features.last))
-        for name, layer, state in states:
-            own = likeness(state, plain.layers[layer + 1])
-            near = [likeness(state, other).cosine for other in neighbours(plain, layer)]
+        merged = [mean_of_streams(layer, target.streams) for layer in plain.layers]
+        states = [(f"tap {tap}", tap, features.taps[:, place], merged) for place, tap in enumerate(taps)]
+        states.append(("last", target.num_layers - 1, features.last, plain.layers))
+        for name, layer, state, layers in states:
+            own = likeness(state, layers[layer + 1])
+            near = [likeness(state, other).cosine for other in neighbours(layers, layer)]
             low, high_norm, beside = min(low, own.cosine), max(high_norm, own.norm), max(beside, *near)
             if fault := state_fault(own, near, target.dtype):
-                faults.append(f"{name} of {conversation.prompt_id}: {fault}{looks_like(target, state, plain, layer)}")
+                faults.append(f"{name} of {conversation.prompt_id}: {fault}{looks_like(target, state, layers, layer)}")
     measured = {"rows": float(len(rows)), "cosine": low, "norm_error": high_norm, "neighbour_cosine": beside}
     if faults:
         more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -105,9 +106,14 @@ def shape_fault(conversation: Conversation, features: Features, taps: int) -> st
     return None
 
 
-def neighbours(plain: Plain, layer: int) -> list[torch.Tensor]:
+def mean_of_streams(output: torch.Tensor, streams: int) -> torch.Tensor:
+    """What a tap holds of a layer's output [T, streams * D]: [T, D]."""
+    return torch.stack(output.chunk(streams, -1)).mean(0) if streams > 1 else output
+
+
+def neighbours(layers: Sequence[torch.Tensor], layer: int) -> list[torch.Tensor]:
     """States of the layer before (the embeddings, for layer 0) and of the layer behind, where there is one."""
-    return [plain.layers[place] for place in (layer, layer + 2) if place < len(plain.layers)]
+    return [layers[place] for place in (layer, layer + 2) if place < len(layers)]
 
 
 def state_fault(own: Likeness, near: Sequence[float], dtype: torch.dtype) -> str | None:
@@ -126,13 +132,13 @@ def state_fault(own: Likeness, near: Sequence[float], dtype: torch.dtype) -> str
 
 
 @torch.inference_mode()
-def looks_like(target: Target, state: torch.Tensor, plain: Plain, layer: int) -> str:
+def looks_like(target: Target, state: torch.Tensor, layers: Sequence[torch.Tensor], layer: int) -> str:
     """What a wrong state is, when that can be told: its layer behind the final norm, or another layer."""
-    own = plain.layers[layer + 1]
-    normed = likeness(state, target.final_norm(own))
-    if normed.cosine > COSINE and normed.norm < NORM:
+    own = layers[layer + 1]
+    normed = likeness(state, target.final_norm(own)) if target.streams == 1 else None
+    if normed is not None and normed.cosine > COSINE and normed.norm < NORM:
         return "; it looks like its own layer with the final norm applied"
     names = ["the embeddings", *(f"layer {i}" for i in range(target.num_layers))]
-    every = [likeness(state, reference).cosine for reference in plain.layers]
+    every = [likeness(state, reference).cosine for reference in layers]
     best = max(range(len(every)), key=every.__getitem__)
     return f"; it looks like {names[best]} (cosine {every[best]:.5f})" if best != layer + 1 else ""
