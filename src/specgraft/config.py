@@ -169,6 +169,22 @@ class DistillSection(Section):
         """Where the supervised slots come from."""
         return PRESET_SLOTS.get(self.preset, "references") if self.slots == "auto" else self.slots
 
+    def check_branches(self, kind: str) -> None:
+        """Raises ValueError for what branches of this kind of drafter cannot teach, naming the key."""
+        if self.origin != "branches":
+            return
+        if labelled := [name for name in ("ce", "dpace", "selector") if name in self.weights(kind)]:
+            raise ValueError(
+                f"distill.{labelled[0]} takes its labels from the text, and branches are the drafter's own tokens: set it to 0 (or "
+                'distill.preset="specopd"), or distill.slots="references"'
+            )
+        if self.slot_sampling:
+            raise ValueError("distill.slot_sampling leaves slots out, and branches need all of theirs: set it off")
+        if self.prefix_weights == "exact" and self.branch_temperature != 1:
+            raise ValueError(
+                'distill.prefix_weights="exact" holds for tokens drawn at temperature 1: set distill.branch_temperature=1, or "overlap"'
+            )
+
     @property
     def injects(self) -> bool:
         """The selector learns the target's most likely token, put among the candidates where it is missing."""
@@ -252,6 +268,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        self.distill.check_branches(self.drafters.kind)
         part, warm = self.drafters, self.drafters.warm_layers
         if isinstance(part.layer_types, list) and len(part.layer_types) != part.layers:
             raise ValueError(

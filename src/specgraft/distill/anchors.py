@@ -1,4 +1,4 @@
-"""Where blocks start, and which of their slots are supervised (algorithms.md 2.2; DeepSpec's rule, per document).
+"""Where blocks start, and which of their slots are supervised (algorithms.md 2.2, DeepSpec's rule, per document; 3.8 for branches).
 
 Documents of a row lie back to back; `starts` says where the document of each token starts.
 Legend: B rows, T tokens, N anchors a row, G draft tokens.
@@ -6,6 +6,7 @@ Legend: B rows, T tokens, N anchors a row, G draft tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Anchors:
-    """Anchors of one step. Filled by `draw_anchors`."""
+    """Anchors of one step. Filled by `draw_anchors`, `choose_anchors` or `branch_anchors`."""
 
     position: torch.Tensor  # [B, N] a, index in the row, ascending; 0 where not kept
     keep: torch.Tensor  # [B, N] bool
@@ -55,18 +56,42 @@ def choose_anchors(
 
     N is the most that a row keeps, at least 1. A document's anchors hang on its own ranks and mask alone: not on its place, nor on what shares its row.
     """
-    length = loss_mask.shape[1]
+    position, keep = choose_places(rank, legal_anchors(loss_mask, starts), starts, count, quota)
+    return Anchors(position, keep, slot_mask(loss_mask, starts, position, keep, draft_tokens))
+
+
+def choose_places(
+    rank: torch.Tensor, legal: torch.Tensor, starts: torch.Tensor, count: int, quota: Literal["document", "row"]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Position [B,N] and keep [B,N] of the `count` legal [B,T] tokens of highest rank, as `choose_anchors`."""
+    length = legal.shape[1]
     token = torch.arange(length, device=starts.device)
     group = starts if quota == "document" else torch.zeros_like(starts)
-    legal = legal_anchors(loss_mask, starts)
     order = rank.masked_fill(~legal, -1.0).argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))  # groups where they were, best first in each
     chosen = torch.zeros_like(legal).scatter(1, order, legal.gather(1, order) & (token - group < count))
     width = max(1, int(chosen.sum(1).max()))
     position = torch.where(chosen, token, length).sort(1).values[:, :width]
     keep = position < length
-    position = position.masked_fill(~keep, 0)
-    return Anchors(position, keep, slot_mask(loss_mask, starts, position, keep, draft_tokens))
+    return position.masked_fill(~keep, 0), keep
+
+
+def branch_points(input_ids: torch.Tensor, loss_mask: torch.Tensor, end_ids: Sequence[int]) -> torch.Tensor:
+    """[B,T] bool: the target's own tokens that end nothing. What follows in the text does not matter to a branch."""
+    return loss_mask & ~torch.isin(input_ids, torch.tensor(end_ids, dtype=torch.long, device=input_ids.device))
+
+
+def branch_anchors(
+    rank: torch.Tensor,
+    points: torch.Tensor,
+    starts: torch.Tensor,
+    count: int,
+    draft_tokens: int,
+    quota: Literal["document", "row"] = "document",
+) -> Anchors:
+    """As `choose_anchors`, among points [B,T] (`branch_points`): every slot of a branch exists, also behind the text's end."""
+    position, keep = choose_places(rank, points, starts, count, quota)
+    return Anchors(position, keep, keep[..., None].expand(-1, -1, draft_tokens).clone())
 
 
 def draw_anchors(

@@ -18,7 +18,14 @@ from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch, Blocks, Slots, references, supervised
 from specgraft.distill.ranks import LEAST, total, world
 from specgraft.distill.selector import by_law, candidates_of, selector_term
-from specgraft.distill.weights import accept_ratios, decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights, prefix
+from specgraft.distill.weights import (
+    accept_ratios,
+    decay_weights,
+    dpace_weights,
+    end_to_end_blocks,
+    end_to_end_weights,
+    prefix,
+)
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
 from specgraft.ops.vocab_loss.chunked import weighted_losses

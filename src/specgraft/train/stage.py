@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraft.config import RunConfig
+from specgraft.config import DistillSection, RunConfig
+from specgraft.distill.batch import Batch
 from specgraft.distill.fusing import settle
 from specgraft.distill.objective import Outcome, objective
+from specgraft.distill.onpolicy import onpolicy
 from specgraft.distill.statistics import slot_statistics
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
@@ -27,6 +29,11 @@ from specgraft.train.optimizer import Optimizer, learning_rate
 from specgraft.train.setup import mask_token, new_drafter
 from specgraft.train.validate import survival
 
+if TYPE_CHECKING:
+    from specgraft.distill.branches import Scorer
+
+Step = Callable[[Batch, int], Outcome]  # a batch and its step, counted from 0
+
 
 def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
     """What the weights depend on; a checkpoint of other settings is refused."""
@@ -39,8 +46,18 @@ def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
     return found
 
 
-def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any], conversations: Sequence[Conversation]) -> None:
-    """Trains until `train.steps`, going on from the newest checkpoint. Raises ValueError, in one line, for what stops it."""
+def train(
+    config: RunConfig,
+    run: RunDir,
+    target: Target,
+    header: dict[str, Any],
+    conversations: Sequence[Conversation],
+    score: Scorer | None = None,
+) -> None:
+    """Trains until `train.steps`, going on from the newest checkpoint. Raises ValueError, in one line, for what stops it.
+
+    `score` gives the target's states on branches (`distill.slots`); None: `target` does, in this process.
+    """
     part = config.train
     splits = {
         split: {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split} for split in ("train", "heldout")
@@ -60,29 +77,50 @@ def train(config: RunConfig, run: RunDir, target: Target, header: dict[str, Any]
     metrics = Metrics(run.metrics, first)
     batches = step_batches(
         reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device,
-        part.row_tokens if part.packing == "rows" else 0,
+        part.row_tokens if part.packing == "rows" else 0, target.end_ids if options.origin == "branches" else None,
     )  # fmt: skip
+    learn = learner(config, options, target, drafter, shared, score)
     with progress("train", part.steps) as bar, MemoryStream(batches, bound=2) as stream:
         bar.at(first)
         for step, batch in enumerate(stream, first):
             began = time.monotonic()
-            slots = step_generator(config.run.seed, step, "slots")
-            outcome = objective(drafter, shared, batch, options, getattr(torch, part.compute), slots)
+            outcome = learn(batch, step)
             outcome.loss.backward()
             norm = optimizer.step(step)
-            row = summary(outcome)
+            seconds = time.monotonic() - began
+            row = summary(outcome, seconds)
             if not math.isfinite(row["loss"]) or not math.isfinite(norm):
                 raise ValueError(f"train: step {step + 1} has loss {row['loss']} and gradient norm {norm}: lower train.lr")
             done = step + 1
-            metrics.add(
-                kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=time.monotonic() - began, **row
-            )
+            metrics.add(kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=seconds, **row)
             last = done == part.steps
             if done % part.checkpoint_every == 0 or last:
                 save(run.checkpoints, done, drafter, optimizer, settings, part.keep)
             if done % part.validate_every == 0 or last:
                 report_validation(config, drafter, shared, held_out, metrics, done, bar)
             bar.at(done, f"loss {row['loss']:.3f}")
+
+
+def learner(
+    config: RunConfig, options: DistillSection, target: Target, drafter: Drafter, shared: Shared, score: Scorer | None
+) -> Step:
+    """What a step minimises, by `distill.slots`; its random numbers belong to the step."""
+    seed, compute = config.run.seed, getattr(torch, config.train.compute)
+    if options.origin == "branches":
+        if score is None:
+            from specgraft.targets.scoring import scorer
+
+            score = scorer(target)
+        ask = score
+        return lambda batch, step: onpolicy(
+            drafter, shared, batch, options, ask, target.end_ids, compute, step_generator(seed, step, "branches")
+        )
+    if options.origin == "rollouts":
+        from specgraft.distill.draft_opd import draft_opd, pair
+
+        both = pair(target, drafter)
+        return lambda batch, step: draft_opd(both, batch, options, compute, step_generator(seed, step, "rollouts"), target.end_ids)
+    return lambda batch, step: objective(drafter, shared, batch, options, compute, step_generator(seed, step, "slots"))
 
 
 def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation]) -> None:
@@ -97,9 +135,14 @@ def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversatio
 BY_SLOT = ("alpha", "hit", "recall", "mass", "oracle", "path")  # one plus the sum of `oracle` or `path` is an accept length
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
-    """Means of a step for the metrics file: the loss, every loss that was computed; per slot what acceptance is made of."""
+def summary(outcome: Outcome, seconds: float = 0.0) -> dict[str, Any]:
+    """Means of a step for the metrics file: the loss, every loss that was computed; per slot what acceptance is made of.
+
+    `seconds` of the step: what its parts do not account for is backward and update, and goes to `learn`.
+    """
     row: dict[str, Any] = {"loss": float(outcome.loss.detach())}
+    for name, part in outcome.seconds.items():
+        row[f"{name}_seconds"] = part + (seconds - sum(outcome.seconds.values()) if name == "learn" else 0.0)
     sums = outcome.sums
     total = float(sums["count"].sum())
     if not total:  # no mean of nothing
@@ -108,6 +151,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     for name, values in sums.items():
         if name in BY_SLOT:
             row[name] = (values / count).tolist()
+        elif name == "accepted":  # branches accepted up to each slot: every one has a first slot
+            row[name] = (values / count[0]).tolist()
+            row["branch_accept_length"] = 1 + sum(row[name])
         elif name == "selector":  # slots whose label is no candidate are no part of this mean
             row[name] = float(values.sum()) / max(1.0, float(sums["taught"].sum()))
         elif name not in ("count", "taught"):

@@ -1,0 +1,72 @@
+"""SpecOPD: the end-to-end objective on the drafter's own proposals, scored by the target (algorithms.md 3.8).
+
+Legend: B rows, N anchors, K branches an anchor, G draft tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from specgraft.config import DistillSection
+from specgraft.distill.batch import Batch
+from specgraft.distill.branches import Scorer, branch_blocks, graft, grow, score_branches
+from specgraft.distill.objective import Outcome, forward, learn, refuse_idle
+from specgraft.distill.weights import decay_weights
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.shared import Shared
+
+
+def onpolicy(
+    drafter: Drafter,
+    shared: Shared,
+    batch: Batch,
+    options: DistillSection,
+    score: Scorer,
+    end_ids: Sequence[int],
+    compute: torch.dtype = torch.float32,
+    generator: torch.Generator | None = None,
+) -> Outcome:
+    """The loss of one batch on branches at its anchors (`anchors.branch_anchors`), drawn anew from the drafter as it is.
+
+    `score` gives the target's states at the nodes; end_ids: tokens behind which a branch is over. Branches and the target's
+    laws are constants: gradients go through the drafter's laws and the prefix products. `compute` as in `objective`.
+    """
+    options.check_branches(drafter.config.kind)
+    refuse_idle(drafter, options)
+    clock, many = Clock(batch.last.device), options.branches_per_anchor
+    hidden = forward(drafter, shared, batch, compute)  # [B,N,G,D]: blocks read no drafted token, so that one pass serves all
+    if many > 1:
+        hidden = hidden.repeat_interleave(many, 1)
+    clock.lap("learn")
+    tokens = grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
+    clock.lap("sample")
+    nodes = score_branches(graft(batch, tokens, many), score, tokens, batch.last)
+    clock.lap("score")
+    blocks = branch_blocks(batch, tokens, nodes, many, end_ids)
+    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(hidden)
+    outcome = learn(drafter, shared, blocks, hidden, decay, options, compute, own=True)
+    clock.lap("learn")
+    return replace(outcome, seconds=clock.seconds)
+
+
+class Clock:
+    """Seconds by what was done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds = device, dict.fromkeys(("sample", "score", "learn"), 0.0)
+        self.began = self.now()
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """What passed since the last lap was `name`."""
+        now = self.now()
+        self.seconds[name] += now - self.began
+        self.began = now
