@@ -1,0 +1,287 @@
+"""Four ways to go on with a drafter, from the same checkpoint and under the same budgets; accept length of the decode loop.
+
+    python benchmarks/onpolicy.py RUN.toml [section.key=value ...] [--kinds dspark,dflash] [--methods ce,e2e_tv,specopd,draft_opd]
+        [--seeds 0,1,2] [--steps 60] [--lr 3e-5] [--start dspark=FOLDER] [--json PATH]
+
+Every kind starts from a checkpoint (`--start`, else trained off-policy by the run file). SpecOPD then takes `--steps` steps; the
+slots it supervised and the seconds it took (of the processor on a CPU) are the two budgets: every method goes on until it has both, and is
+decoded on the held-out prompts when it reaches each. Methods are presets of `distill.preset` (specopd+key=value for settings);
+the learning rate is constant after its warm-up. Results are files under RUN/onpolicy/ and are not computed again.
+Prints Markdown tables: accept length with 95 % intervals (bootstrap over prompts, all seeds of a prompt together), the change
+against off-policy cross-entropy, and survival at every position.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specgraft.config import RunConfig, load_config, parse_override, validate
+from specgraft.decode.pair import pair
+from specgraft.drafters.drafter import Drafter
+from specgraft.drafters.precision import at_precision
+from specgraft.drafters.shared import Shared
+from specgraft.drafters.store import load_drafter
+from specgraft.evaluate import metrics
+from specgraft.evaluate.stage import decoded, held_out
+from specgraft.log import Metrics
+from specgraft.records import ids_digest
+from specgraft.run import Session
+from specgraft.run_dir import read_json, write_json
+from specgraft.stream.shards import ShardReader
+from specgraft.targets.load import load_target
+from specgraft.targets.model import Target
+from specgraft.train.batch import step_batches
+from specgraft.train.checkpoint import latest
+from specgraft.train.optimizer import Optimizer
+from specgraft.train.setup import mask_token, new_drafter
+from specgraft.train.stage import learner, summary, train
+
+BUDGETS = ("slots", "seconds")
+LIMIT = 40  # a method that is this many times slower than SpecOPD is stopped: its row then says how far it came
+
+
+@dataclass
+class Base:
+    """What all continuations of one drafter kind share."""
+
+    session: Session
+    config: RunConfig  # of this kind
+    folder: Path
+    start: Path  # checkpoint
+    judge: Target  # at the precision of evaluation
+
+
+def with_settings(config: RunConfig, settings: dict[str, Any], where: str) -> RunConfig:
+    data = config.model_dump(mode="json")
+    for name, value in settings.items():
+        section, key = name.split(".")
+        data[section][key] = value
+    return validate(data, where)
+
+
+def judge_of(session: Session) -> Target:
+    part = session.config
+    if part.evaluate.dtype == part.target.dtype:
+        return session.target
+    return load_target(part.target.id, part.evaluate.dtype, part.run.device, part.target.remote_code)
+
+
+def start_of(session: Session, kind: str, given: dict[str, str], judge: Target) -> Base:
+    """The checkpoint that every continuation of `kind` starts from."""
+    config = with_settings(session.config, {"drafters.kind": kind}, kind)
+    if kind in given:
+        return Base(session, config, session.run.root / "onpolicy" / kind, Path(given[kind]), judge)
+    parts = {name: getattr(config, name).model_dump(mode="json") for name in ("target", "drafters", "distill", "train")}
+    name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
+    run = type(session.run)(session.run.root / "onpolicy" / f"start-{kind}-{name}")
+    run.root.mkdir(parents=True, exist_ok=True)
+    for link in ("regen", "features"):
+        if not (run.root / link).exists():
+            (run.root / link).symlink_to(getattr(session.run, link).resolve())
+    train(config, run, session.target, session.header, session.conversations())
+    return Base(session, config, session.run.root / "onpolicy" / kind, latest(run.checkpoints), judge)
+
+
+def measured(base: Base, drafter: Drafter) -> dict[str, Any]:
+    """Accept length on the held-out prompts at both temperatures."""
+    config, found = base.config, {}
+    target = base.judge
+    texts = held_out(config, base.session.run, [c.prompt_id for c in base.session.conversations() if c.split == "heldout"])
+    both = pair(target, at_precision(copy.deepcopy(drafter).eval(), target.dtype))
+    for name, temperature, count in (("t0", 0.0, config.evaluate.prompts), ("t1", 1.0, config.evaluate.sampled_prompts)):
+        rounds = [request.rounds for request in decoded(both, texts[:count], config, temperature)]
+        found[name] = {
+            "accept_length": metrics.accept_length(rounds),
+            "accept_length_pooled": metrics.accept_length_pooled(rounds),
+            "survival": metrics.survival([v for mine in rounds for v in mine], drafter.config.draft_tokens),
+            "per_request": [metrics.accept_length([mine]) for mine in rounds],
+        }
+    return found
+
+
+def go_on(base: Base, method: str, seed: int, args: argparse.Namespace, budget: dict[str, float] | None) -> dict[str, Any]:
+    """One continuation, or what an earlier run of this command measured. `budget` None: this one sets it by its steps."""
+    preset, *more = method.split("+")
+    settings: dict[str, Any] = {
+        "run.seed": seed, "distill.preset": preset, "drafters.warm_from": str(base.start), "drafters.warm_layers": "none",
+        "drafters.warm_fc": "none", "drafters.warm_markov": False, "train.steps": args.steps, "train.lr": args.lr,
+        "train.min_lr_ratio": 1.0, "distill.slot_sampling": False,
+    }  # fmt: skip
+    for weight in ("ce", "kl", "rkl", "jsd", "tv", "l1", "lk_alpha", "lk_hybrid", "dpace", "e2e_tv", "selector", "confidence"):
+        settings[f"distill.{weight}"] = None  # the preset's own
+    for text in more:
+        keys, value = parse_override(text)
+        settings[".".join(keys) if len(keys) == 2 else f"distill.{keys[-1]}"] = value
+    config = with_settings(base.config, settings, method)
+    parts = {name: getattr(config, name).model_dump(mode="json") for name in ("target", "drafters", "distill", "train", "evaluate")}
+    name = hashlib.sha256(json.dumps([parts, budget], sort_keys=True).encode()).hexdigest()[:8]
+    path = base.folder / f"{method}-{seed}-{name}.json"
+    if path.exists():
+        return read_json(path)
+    session, target = base.session, base.session.target
+    conversations = session.conversations()
+    reader = ShardReader(
+        session.run.features, "train", session.header,
+        keep={c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == "train"},
+    )  # fmt: skip
+    drafter = new_drafter(config, target, session.header["taps"], conversations)
+    drafter.train()
+    shared, optimizer = Shared.of(target, mask_token(config, target)), Optimizer(drafter, config.train)
+    learn = learner(config, config.distill, target, drafter, shared, None)
+    part, branches = config.train, config.distill.origin == "branches"
+    batches = step_batches(
+        reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, seed, 0, 10**9, target.device,
+        0, target.end_ids if branches else None,
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".jsonl").unlink(missing_ok=True)
+    log = Metrics(path.with_suffix(".jsonl"))
+    clock = time.process_time if target.device.type == "cpu" else time.monotonic  # other work shares the cores
+    spent = dict.fromkeys(BUDGETS, 0.0)
+    reached: dict[str, Any] = {}
+    step = 0
+    while True:
+        began, wall = clock(), time.monotonic()
+        batch = next(batches)
+        outcome = learn(batch, step)
+        outcome.loss.backward()
+        optimizer.step(step)
+        step += 1
+        spent["seconds"] += clock() - began
+        row = summary(outcome, time.monotonic() - wall)
+        spent["slots"] += row["slots"]
+        log.add(kind="train", step=step, **row)
+        if budget is None:
+            if step == args.steps:
+                now = {"steps": step, **spent, **measured(base, drafter)}
+                reached = dict.fromkeys(BUDGETS, now)
+                break
+            continue
+        crossed = [name for name in BUDGETS if name not in reached and spent[name] >= budget[name]]
+        if crossed:
+            now = {"steps": step, **spent, **measured(base, drafter)}
+            reached |= dict.fromkeys(crossed, now)
+        if len(reached) == len(BUDGETS):
+            break
+        if spent["seconds"] > LIMIT * budget["seconds"]:
+            reached["slots"] = {"steps": step, **spent, **measured(base, drafter), "stopped": True}
+            break
+    result = {"method": method, "seed": seed, "budget": budget or spent, "reached": reached}
+    write_json(path, result)
+    return result
+
+
+def interval(per_prompt: np.ndarray, draws: int = 2000) -> tuple[float, float, float]:
+    """Mean of values [prompts] and its 95 % interval by bootstrap over prompts."""
+    source = np.random.default_rng(0)
+    means = per_prompt[source.integers(0, len(per_prompt), (draws, len(per_prompt)))].mean(1)
+    return float(per_prompt.mean()), *(float(x) for x in np.quantile(means, (0.025, 0.975)))
+
+
+def values(rows: list[dict[str, Any]], budget: str, at: str) -> np.ndarray:
+    """[prompts] accept length of each, mean over seeds."""
+    return np.array([row["reached"][budget][at]["per_request"] for row in rows]).mean(0)
+
+
+def table(kind: str, start: dict[str, Any], rows: dict[str, list[dict[str, Any]]], against: str) -> str:
+    """Markdown: a line per method and budget."""
+    lines = [f"### {kind}"]
+    for budget in BUDGETS:
+        seeds = len(next(iter(rows.values())))
+        lines += [
+            "", f"Equal {'supervised slots' if budget == 'slots' else 'processor seconds'}, {seeds} seeds", "",
+            f"| method | steps | slots | seconds | T=0 (95 %) | against {against} | T=1 (95 %) | against {against} | survival at T=1, positions 1 .. |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]  # fmt: skip
+        cells = [f"{start[at]['accept_length']:.3f} | " for at in ("t0", "t1")]
+        lines.append(f"| start | 0 | 0 | 0 | {' | '.join(cells)} | {survival([start['t1']['survival']])} |")
+        for method, found in rows.items():
+            reached = [row["reached"][budget] for row in found]
+            cells = []
+            for at in ("t0", "t1"):
+                mine = values(found, budget, at)
+                mean, low, high = interval(mine)
+                cells.append(f"{mean:.3f} ({low:.3f} to {high:.3f})")
+                if method == against or against not in rows:
+                    cells.append("")
+                    continue
+                base = values(rows[against], budget, at)
+                change, low, high = (100 * x / base.mean() for x in interval(mine - base))
+                cells.append(f"{change:+.2f} % ({low:+.2f} to {high:+.2f})")
+            mark = " (stopped)" if any(row.get("stopped") for row in reached) else ""
+            cost = [np.mean([row[key] for row in reached]) for key in ("steps", "slots", "seconds")]
+            shown = survival([row["t1"]["survival"] for row in reached])
+            lines.append(f"| {method}{mark} | {cost[0]:.0f} | {cost[1]:.0f} | {cost[2]:.0f} | {' | '.join(cells)} | {shown} |")
+    return "\n".join(lines)
+
+
+def survival(rows: list[list[float]]) -> str:
+    return " ".join(f"{value:.3f}" for value in np.array(rows).mean(0))
+
+
+def compare(args: argparse.Namespace) -> None:
+    session = Session(load_config(args.config, args.overrides))
+    if session.config.run.threads:
+        torch.set_num_threads(session.config.run.threads)
+    given = dict(text.split("=", 1) for text in args.start)
+    methods, seeds = args.methods.split(","), [int(seed) for seed in args.seeds.split(",")]
+    session.regen()
+    session.capture()
+    found: dict[str, Any] = {}
+    judge = judge_of(session)
+    for kind in args.kinds.split(","):
+        base = start_of(session, kind, given, judge)
+        cached = base.folder / f"start-{hashlib.sha256(f'{base.start}{base.config.evaluate}'.encode()).hexdigest()[:8]}.json"
+        if not cached.exists():
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            write_json(cached, measured(base, load_drafter(base.start, judge.device)))
+        start = read_json(cached)
+        rows: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+        budget = None
+        for seed in seeds:  # seed by seed: a stopped comparison has whole seeds
+            first = go_on(base, "specopd", seed, args, None)
+            budget = budget or first["budget"]
+            for method, mine in rows.items():
+                mine.append(first if method == "specopd" else go_on(base, method, seed, args, budget))
+                at = mine[-1]["reached"]
+                print(
+                    f"{kind} {method} seed {seed}: equal slots T=0 {at['slots']['t0']['accept_length']:.3f} T=1 {at['slots']['t1']['accept_length']:.3f}; "
+                    f"equal seconds T=0 {at['seconds']['t0']['accept_length']:.3f} T=1 {at['seconds']['t1']['accept_length']:.3f}",
+                    flush=True,
+                )
+        found[kind] = {"start": start, "rows": rows}
+        print(table(kind, start, rows, "ce"), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"kinds": found, "config": session.config.model_dump(mode="json")}, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, help="run file")
+    parser.add_argument("overrides", nargs="*", help="section.key=value")
+    parser.add_argument("--kinds", default="dspark,dflash", help="commas between")
+    parser.add_argument("--methods", default="ce,e2e_tv,specopd,draft_opd", help="commas between; preset+key=value for settings of one")
+    parser.add_argument("--seeds", default="0,1,2", help="commas between")
+    parser.add_argument("--steps", type=int, default=60, help="of SpecOPD; they set both budgets")
+    parser.add_argument("--lr", type=float, default=3e-5, help="of every continuation")
+    parser.add_argument("--start", action="append", default=[], help="KIND=FOLDER of a checkpoint to start from")
+    parser.add_argument("--json", type=Path, help="every row, and the config")
+    args = parser.parse_args()
+    try:
+        compare(args)
+    except ValueError as error:
+        parser.error(str(error))  # one line, exit code 2
+
+
+if __name__ == "__main__":
+    main()
