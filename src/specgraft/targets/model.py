@@ -77,7 +77,6 @@ class Target:
 
         `rows` [B] picks cache rows; None means all of them. Raises ValueError for a layer id that does not exist.
         """
-        self._check(taps)
         return self.run(cache.begin(input_ids, rows), taps)
 
     @torch.inference_mode()
@@ -86,19 +85,15 @@ class Target:
     ) -> Step:
         """As `forward`, for rows that bring different numbers of tokens: input_ids [N] are counts[b] >= 1 tokens of row
         rows[b], one row behind the other, and so is the result, with B = 1 and W = N. No place is computed for nothing."""
-        self._check(taps)
         return self.run(cache.pack(input_ids, counts, rows), taps)
-
-    def _check(self, taps: Sequence[int]) -> None:
-        top = self.num_layers - 1
-        bad = [tap for tap in taps if not 0 <= tap <= top]
-        if bad:
-            raise ValueError(f"tap {bad[0]}: the target's decoder layers are 0 to {top}")
 
     @torch.inference_mode()
     def run(self, work: Work, taps: Sequence[int] = ()) -> Step:
-        """The pass that `work` describes: a decode loop's (`forward`), or one over stem and branches (`targets.scoring`)."""
+        """The pass that `work` describes: a decode loop's (`forward`), or one over stem and branches (`targets.scoring`).
+        Raises ValueError for a layer id that does not exist."""
         top = self.num_layers - 1
+        if bad := [tap for tap in taps if not 0 <= tap <= top]:
+            raise ValueError(f"tap {bad[0]}: the target's decoder layers are 0 to {top}")
         self._wanted = frozenset((*taps, top))
         self._work.work = work
         # a mask of four dimensions is handed through as it is: what is visible is said by the parts of the work
