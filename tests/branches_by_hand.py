@@ -105,7 +105,7 @@ class Branch:
     @property
     def reached(self) -> list[float]:
         """Accept ratios of the tokens before each slot, multiplied."""
-        ratios = [min(1.0, float(p[d] / q[d])) for p, q, d in zip(self.p, self.q, self.tokens[1:], strict=False)]
+        ratios = [min(1.0, float(p[d] / q[d].detach())) for p, q, d in zip(self.p, self.q, self.tokens[1:], strict=False)]
         return [math.prod(ratios[:slot]) for slot in range(len(self.p))]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from specgraft.distill.batch import Batch, references, supervised
-from specgraft.distill.objective import forward, slot_inputs
+from specgraft.distill.objective import forward
+from specgraft.distill.parts import slot_inputs
 from specgraft.distill.selector import candidates_of
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
