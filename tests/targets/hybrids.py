@@ -176,6 +176,8 @@ def build(kind: str, dtype: torch.dtype, seed: int = 0, **more: Any) -> Any:
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if any(part in name for part in ("ple.conv1d", "sinks", "correction_bias")):  # zero, or whatever was in memory
                 value.copy_(torch.randn_like(value) * 0.3)
+            elif "A_log" in name:  # as transformers makes it, a state forgets all within a few dozen tokens
+                value.copy_(torch.empty_like(value).uniform_(0.01, 0.3).log())
             elif "norm" in name or "bias" in name:
                 value.add_(torch.randn_like(value) * 0.1)
     return model.to(dtype).eval()
