@@ -54,9 +54,10 @@ class Ready:
     def config(self, **changes: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate({name: {**SECTIONS.get(name, {}), **changes.get(name, {})} for name in {*SECTIONS, *changes}})
 
-    def train(self, **changes: dict[str, Any]) -> None:
+    def train(self, score: Callable[[Target], Any] | None = None, **changes: dict[str, Any]) -> None:
+        """`score` makes the scorer of branches for a target."""
         config, target = self.config(**changes), self.new_target()
-        train(config, self.run, target, feature_header(config, target), answers())
+        train(config, self.run, target, feature_header(config, target), answers(), score(target) if score else None)
 
 
 @pytest.fixture(scope="session")

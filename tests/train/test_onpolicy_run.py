@@ -1,0 +1,108 @@
+"""A run that learns from its own branches: resumed bit for bit, scored by what it is given, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from branches_by_hand import AloneScorer
+from specgraft.distill.branches import Scorer
+from specgraft.log import read_metrics
+from specgraft.targets.model import Target
+from specgraft.train import stage
+from specgraft.train.checkpoint import checkpoints
+
+BRANCHES: dict[str, Any] = {"preset": "specopd", "branches_per_anchor": 2}
+KINDS: dict[str, dict[str, Any]] = {"dspark": {}, "dflash2": {"kind": "dflash2", "conv_group": 8, "selector_rank": 8, "selector_top_k": 4}}
+
+
+def drafters(kind: str) -> dict[str, Any]:
+    return {"draft_tokens": 3, "layers": 1, "markov_rank": 8, **KINDS[kind]}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in read_metrics(path)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_six_steps_equal_three_and_three(ready, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    straight, stopped = ready("straight"), ready("stopped")
+    straight.train(AloneScorer, distill=BRANCHES, drafters=drafters(kind))
+    real, calls = stage.onpolicy, []
+
+    def stop(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stage, "onpolicy", stop)
+        stopped.train(AloneScorer, distill=BRANCHES, drafters=drafters(kind))
+    assert [path.name for path in checkpoints(stopped.run.checkpoints)] == ["step-000003"]
+    stopped.train(AloneScorer, distill=BRANCHES, drafters=drafters(kind))
+    for a, b in zip(checkpoints(straight.run.checkpoints), checkpoints(stopped.run.checkpoints), strict=True):
+        for name in ("drafter.safetensors", "optimizer.safetensors"):
+            left, right = load_file(a / name), load_file(b / name)
+            assert set(left) == set(right) and all(torch.equal(left[key], right[key]) for key in left), (a.name, name)
+    assert rows_of(straight.run.metrics) == rows_of(stopped.run.metrics)
+
+
+def test_what_a_step_reports(ready) -> None:
+    run = ready()
+    run.train(AloneScorer, distill=BRANCHES)
+    rows = [row for row in read_metrics(run.run.metrics) if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        parts = [row[f"{name}_seconds"] for name in ("sample", "score", "learn")]
+        assert min(parts) > 0 and sum(parts) == pytest.approx(row["seconds"], rel=1e-6)
+        assert len(row["alpha"]) == len(row["accepted"]) == 3 and all(0 <= value <= 1 for value in [*row["alpha"], *row["accepted"]])
+        assert row["branch_accept_length"] == pytest.approx(1 + sum(row["accepted"])) and 1 <= row["branch_accept_length"] <= 4
+        assert 2 * 4 * 6 < row["slots"] <= 3 * 2 * 4 * 6 and "ce" not in row and row["confidence"] > 0
+    assert [row["step"] for row in read_metrics(run.run.metrics) if row["kind"] == "validate"] == [2, 4, 6]
+
+
+def test_branches_are_drawn_anew_with_the_weights_of_every_step(ready) -> None:
+    """The same anchors and numbers twice, once with a learning rate that moves nothing: the trees part after the first update."""
+    trees: dict[str, list[torch.Tensor]] = {}
+
+    def watched(name: str) -> Callable[[Target], Scorer]:
+        def make(target: Target) -> Scorer:
+            scorer = AloneScorer(target)
+
+            def ask(*args: Any) -> Any:
+                trees.setdefault(name, []).append(torch.cat([tree.branches for tree in args[1]]))
+                return scorer(*args)
+
+            return ask
+
+        return make
+
+    ready("moving").train(watched("moving"), distill=BRANCHES, train={"lr": 0.05, "warmup": 0.0})
+    ready("still").train(watched("still"), distill=BRANCHES, train={"lr": 1e-12, "warmup": 0.0})
+    same = [torch.equal(a, b) for a, b in zip(trees["moving"], trees["still"], strict=True)]
+    assert len(same) == 6 and same[0] and not any(same[1:])
+
+
+def test_the_target_itself_scores_where_no_scorer_is_given(ready) -> None:
+    """One packed pass of the target in this process, against every branch alone through transformers' own model."""
+    alone, own = ready("alone"), ready("own")
+    alone.train(AloneScorer, distill=BRANCHES)
+    own.train(distill=BRANCHES)
+    rows = [[row for row in rows_of(run.run.metrics) if row["kind"] == "train"] for run in (alone, own)]
+    for left, right in zip(*rows, strict=True):
+        assert left["slots"] == right["slots"] and left["loss"] == pytest.approx(right["loss"], rel=1e-4)
+        assert left["alpha"] == pytest.approx(right["alpha"], rel=1e-3)
+
+
+def test_a_run_of_branches_packs_conversations_into_rows(ready) -> None:
+    """Several documents a row; the law of a step is the same, its draws are not."""
+    run = ready()
+    run.train(AloneScorer, distill=BRANCHES, train={"packing": "rows", "row_tokens": 1024, "steps": 2})
+    rows = [row for row in read_metrics(run.run.metrics) if row["kind"] == "train"]
+    assert len(rows) == 2 and all(row["slots"] > 2 * 4 * 6 for row in rows)
