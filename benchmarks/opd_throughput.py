@@ -73,7 +73,7 @@ class Method:
         wall, spent = time.perf_counter() - began, time.process_time() - spent
         seconds = wall if device.type == "cuda" else spent  # other work shares the cores
         row = summary(outcome, wall)
-        split = {name: row.get(name, 0.0) for name in ("sample", "score", "learn")}
+        split = {name: row.get(f"{name}_seconds", 0.0) for name in ("sample", "score", "learn")}
         self.rows.append({"tokens": row["slots"], "seconds": seconds, "wall": wall, **split})
 
     def median(self, key: str) -> float:

@@ -127,6 +127,11 @@ def copy_layers(drafter: Drafter, sources: Sequence[nn.Module], final_norm: nn.M
         layer = drafter.get_submodule(f"layers.{index}")
         values = source.state_dict()
         wanted = layer.state_dict()
+        if absent := sorted(set(wanted) - set(values) - {f"self_attn.{norm}.weight" for norm in ("q_norm", "k_norm")}):
+            raise ValueError(
+                f"drafters.warm_layers: layer {index} of those named has no {absent[0]} in the target (another kind of layer); "
+                'name attention layers with plain MLPs, or set it to "none"'
+            )
         for name, tensor in wanted.items():
             if name in values and values[name].shape != tensor.shape:
                 raise ValueError(

@@ -56,7 +56,7 @@ def drafter_config(config: RunConfig, target: Target, taps: list[int]) -> Drafte
         heads=heads,
         kv_heads=kv_heads,
         head_dim=part.head_dim or getattr(shape, "head_dim", None) or target.hidden_size // shape.num_attention_heads,
-        intermediate=part.intermediate or shape.intermediate_size,
+        intermediate=part.intermediate or getattr(shape, "intermediate_size", None) or 3 * target.hidden_size,  # experts: no width of one MLP
         eps=shape.rms_norm_eps,
         rope_theta=float(rope.get("rope_theta", getattr(shape, "rope_theta", 10000.0))),
         max_positions=shape.max_position_embeddings,
