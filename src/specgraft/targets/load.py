@@ -81,6 +81,8 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
 
 def refuse_unsupported(config: Any) -> None:
     """Refuses by name what a pass of the target would compute wrongly: layers and attention extras that nobody handles yet."""
+    if hasattr(config, "get_text_config"):  # a model that sees and hears names its layers one level below
+        config = config.get_text_config(decoder=True)
     odd = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]) - SERVED)
     if odd:
         raise ValueError(f"target {config.model_type}: {', '.join(odd)} layers are not served in process yet; served: {', '.join(sorted(SERVED))}")
