@@ -162,16 +162,31 @@ def test_what_is_hidden_moves_nothing(kind: str, huge: float) -> None:
         assert torch.equal(after[branch, node], before[branch, node])
 
 
-def test_another_branchs_choice_moves_nothing() -> None:
-    """Not only its tokens: what a branch reads of the stem is its own business, though chunks skip what none of them reads."""
-    x = inputs((32, 7, 512, 9, 3, 64, 64), "causal", torch.float32)
-    before = two_part.tree_attention(*x)
-    for shown in (1, 100, 512):
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_what_another_branch_sees_moves_nothing(dtype: torch.dtype) -> None:
+    """Though a chunk of branches leaves out the tiles of the stem that none of them reads; 8 a chunk here, two see one tile."""
+    x = inputs((32, 7, 700, 9, 3, 64, 64), "causal", dtype, sinks=True)
+    reach = torch.linspace(1, 700, 32).long()
+    x = x._replace(stem_mask=(torch.arange(700) < reach[:, None])[:, None].expand(32, 7, 700))
+    budget = 8 * 21 * (16 + 700)
+    before = two_part.tree_attention(*x, budget=budget)
+    others = torch.arange(32) != 1
+    for low, high in ((0, 0), (0, 1), (0, 300), (0, 700), (600, 700)):
         mask = x.stem_mask.clone()
-        mask[9] = torch.arange(512) < shown
-        after = two_part.tree_attention(*x._replace(stem_mask=mask))
-        others = torch.arange(32) != 9
+        mask[1] = (torch.arange(700) >= low) & (torch.arange(700) < high)
+        after = two_part.tree_attention(*x._replace(stem_mask=mask), budget=budget)
         assert torch.equal(after[others], before[others])
+        wanted = naive.tree_attention(*x._replace(stem_mask=mask))
+        torch.testing.assert_close(after, wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_tiles_that_no_branch_of_a_chunk_reads_are_left_out() -> None:
+    mask = torch.zeros(5, 2, 11, dtype=torch.bool)
+    mask[0, 1, 3], mask[1, 0, 10], mask[4, 1, 4] = True, True, True
+    first, middle, last = slice(0, 4), slice(4, 8), slice(8, 11)
+    assert two_part._tiles(mask, 2, 4) == [[first, last], [], [middle]]
+    assert two_part._tiles(mask, 5, 4) == [[first, middle, last]]
+    assert two_part._tiles(mask, 3, 11) == [[slice(0, 11)]] * 2
 
 
 def test_under_no_grad_and_inference_mode() -> None:
@@ -193,7 +208,7 @@ def test_inputs_stay_as_they_are() -> None:
     assert all(torch.equal(a, b) for a, b in zip(x, copies, strict=True) if torch.is_tensor(a))
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 0, 5), (2, 3, 0)], ids=["no branch", "no node", "no stem"])
+@pytest.mark.parametrize("shape", [(0, 3, 5), (0, 3, 600), (2, 0, 5), (2, 0, 600), (2, 3, 0)], ids=str)
 def test_nothing_to_attend_to_or_from(shape: tuple[int, int, int]) -> None:
     branches, width, stem = shape
     own = torch.ones(width, width, dtype=torch.bool).tril().expand(branches, width, width)
