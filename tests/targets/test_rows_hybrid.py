@@ -15,6 +15,7 @@ from hybrids import END, HYBRIDS, KINDS, Tiny, apart, as_target, build, text, ti
 
 from specgraft.decode.loop import Request, decode, uniform_count
 from specgraft.decode.pair import pair
+from specgraft.decode.scheduler import Scaling, make
 from specgraft.evaluate.predicted import predict
 from specgraft.ops.gated_delta.chunked import Record
 from specgraft.ops.sampling import Law, uniforms
@@ -182,6 +183,22 @@ def test_the_decode_loop_gives_the_targets_own_greedy_text(kind, tiny_drafter, m
     honest = Record.after  # the planted fault: rejected drafts stay in the states
     monkeypatch.setattr(Record, "after", lambda self, rows, counts: honest(self, rows, torch.full_like(counts, self.keys.shape[1])))
     assert [request.output for request in run()] != expected
+
+
+@LOOPED
+def test_a_schedule_that_verifies_some_drafts_gives_the_same_text(kind, tiny_drafter) -> None:
+    """Passes are packed then, rows bring different numbers of tokens."""
+    model = likely(kind, NARROW)
+    drafter = tiny_drafter(model.target, draft_tokens=3, taps=(0, 2, 4))
+    drafter.confidence_head.proj.weight.normal_(0, 1, generator=torch.Generator().manual_seed(4))
+    scheduler = make("threshold", {0.0: Scaling([1.0] * 3, [0.0] * 3)}, None, 0.15)
+    plain = [PlainRequest(ids, 14) for ids in prompts()]
+    generate(model.target, plain, 5)
+    requests = [Request(ids, 14) for ids in prompts()]
+    decode(pair(model.target, drafter), requests, 3, scheduler=scheduler)
+    assert [request.output for request in requests] == [request.output for request in plain]
+    rounds = [verdict for request in requests for verdict in request.rounds]
+    assert len({verdict.proposed for verdict in rounds}) > 1 and sum(verdict.accepted for verdict in rounds) > 5
 
 
 @LOOPED

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hybrids import END, HYBRIDS, KINDS, TREES, VOCAB, alone, apart, make_tree, oracle, text, tiny
+from hybrids import END, HYBRIDS, KINDS, TREES, VOCAB, alone, apart, as_target, build, make_tree, oracle, text, tiny
 
 from specgraft.ops.gated_delta.chunked import Record
+from specgraft.ops.sparse_choice import vectorised
 from specgraft.records import ProposalTree
 from specgraft.targets.parts import tree_work
 from specgraft.targets.scoring import Stem, prefill, score, score_packed, scorer
@@ -49,6 +50,22 @@ def test_in_float32_the_error_is_that_of_the_models_own_cache(kind, name) -> Non
     )
     assert apart(model.logits(score_packed(model.target, ids, tree)[1].hidden), expected) < 10 * own
     assert apart(model.logits(score(model.target, prefill(model.target, ids), tree).hidden), expected) < 10 * own
+
+
+def divergence(truth: torch.Tensor, logits: torch.Tensor) -> float:
+    """Mean KL."""
+    truth, logits = truth.double().log_softmax(-1), logits.double().log_softmax(-1)
+    return float((truth.exp() * (truth - logits)).sum(-1).mean())
+
+
+@EVERY
+def test_in_bfloat16_it_is_as_near_to_float32_as_transformers(kind) -> None:
+    """Roundings differ, and flip experts and groups now and then; laws must not be further from the truth."""
+    model, (ids, tree) = tiny(kind, torch.bfloat16), make_tree("borders")
+    truth = oracle(kind, NARROW, "borders")
+    own = divergence(truth, oracle(kind, torch.bfloat16, "borders"))
+    found = model.logits(score_packed(model.target, ids, tree)[1].hidden)
+    assert found.dtype == torch.bfloat16 and divergence(truth, found) < 2 * own
 
 
 @HYBRID
@@ -121,8 +138,8 @@ def test_branches_without_tokens_and_trees_without_branches(kind) -> None:
 def test_rows_that_may_not_see_a_change_move_by_exactly_nothing(kind, monkeypatch) -> None:
     """Another branch's tokens; the stem behind an anchor. float32, not one bit; and the rows that should move do.
 
-    Experts are multiplied token by token here: gathered, the size of an expert's product depends on who else goes there,
-    and with it the order of its sums, in any pass of transformers over more than one token.
+    Experts are multiplied token by token here: gathered, the size of an expert's product depends on who else goes there, and
+    with three rows or fewer it sums in another order, in transformers' own passes too.
     """
     model, (ids, tree) = tiny(kind, NARROW), make_tree("borders")
     monkeypatch.setattr(model.target.config, "_experts_implementation", "batched_mm")
@@ -169,6 +186,29 @@ def test_both_sides_of_every_group_border(anchor) -> None:
     model, ids = tiny("qwen4_exp", WIDE), text(33)
     tree = ProposalTree(33, torch.tensor([anchor, anchor]), text(18, anchor).view(2, 9))
     assert apart(model.logits(score_packed(model.target, ids, tree)[1].hidden), alone(model, ids, tree)) < 1e-9
+
+
+def test_groups_of_equal_score_are_chosen_alike_on_stems_branches_and_rows(monkeypatch) -> None:
+    """With one indexer head relu makes many scores exactly 0; transformers breaks such ties as its top-k happens to."""
+    target = as_target(build("qwen4_exp", WIDE, indexer_n_heads=1, indexer_budget=64))
+    ties, honest = [], vectorised._best
+
+    def best(scores, topk):
+        chosen = honest(scores, topk)
+        ties.append(int(((scores == 0) & ~chosen).any(-1).logical_and(((scores == 0) & chosen).any(-1)).sum()))
+        return chosen
+
+    monkeypatch.setattr(vectorised, "_best", best)
+    ids, tree = make_tree("borders")
+    _, found = score_packed(target, ids, tree)
+    assert sum(ties) > 20  # nodes that chose some groups of score 0 and left others
+    for anchor, branch, states in zip(tree.anchors.tolist(), tree.branches, found.hidden, strict=True):
+        whole = torch.cat([ids[: anchor + 1], branch])
+        assert apart(prefill(target, whole).last[anchor + 1 :], states) < 1e-9
+        cache = target.cache(1, len(whole))
+        target.forward(whole[None, : anchor + 1], cache)
+        cache.lengths += anchor + 1
+        assert apart(target.forward(branch[None], cache).last[0], states) < 1e-9
 
 
 def test_the_function_that_training_asks() -> None:
