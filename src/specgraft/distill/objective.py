@@ -42,8 +42,9 @@ class Outcome:
 def forward(drafter: Drafter, shared: Shared, batch: Batch, compute: torch.dtype) -> torch.Tensor:
     """h [B,N,G,D] of every block; products in `compute`."""
     half = compute not in (torch.float32, torch.float64)
+    texts = batch.texts if half else replace(batch.texts, taps=batch.texts.taps.to(drafter.fc.weight.dtype))
     with torch.autocast(batch.last.device.type, dtype=compute, enabled=half):
-        return drafter(shared, batch.texts, batch.anchors.position)
+        return drafter(shared, texts, batch.anchors.position)
 
 
 def objective(

@@ -127,7 +127,8 @@ def copy_layers(drafter: Drafter, sources: Sequence[nn.Module], final_norm: nn.M
         layer = drafter.get_submodule(f"layers.{index}")
         values = source.state_dict()
         wanted = layer.state_dict()
-        if absent := sorted(set(wanted) - set(values) - {f"self_attn.{norm}.weight" for norm in ("q_norm", "k_norm")}):
+        needed = {name for name in wanted if name.startswith(("self_attn.", "mlp.", "input_layernorm.", "post_attention_layernorm."))}
+        if absent := sorted(needed - set(values) - {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}):
             raise ValueError(
                 f"drafters.warm_layers: layer {index} of those named has no {absent[0]} in the target (another kind of layer); "
                 'name attention layers with plain MLPs, or set it to "none"'
