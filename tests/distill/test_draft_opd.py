@@ -5,7 +5,6 @@ Legend: R rows, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -206,13 +205,13 @@ def test_what_a_step_tells(tiny_target, tiny_drafter) -> None:
     assert set(outcome.seconds) == {"sample", "score", "learn"} and min(outcome.seconds.values()) > 0
 
 
-def test_half_precision_products_are_near(tiny_target, tiny_drafter) -> None:
+@pytest.mark.parametrize(("dtype", "compute"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_half_precision_is_near(tiny_target, tiny_drafter, dtype, compute) -> None:
+    """Of the products, and of the target alone."""
     both = make(tiny_target, tiny_drafter, "vanilla")
     exact = draft_opd(both, batch_of_texts(*some_prompts()), OPTIONS, F64)
-    single = pair(tiny_target(vocab=VOCAB, end=ENDS, markov=8.0, spread=0.2, seed=2), both.drafter.float())
-    batch = batch_of_texts(*some_prompts())
-    texts = dataclasses.replace(batch.texts, taps=batch.texts.taps.float())
-    half = draft_opd(single, dataclasses.replace(batch, texts=texts), OPTIONS, torch.bfloat16)
+    single = pair(tiny_target(vocab=VOCAB, dtype=dtype, end=ENDS, markov=8.0, spread=0.2, seed=2), both.drafter.float())
+    half = draft_opd(single, batch_of_texts(*some_prompts()), OPTIONS, compute)
     half.loss.backward()
     assert float(half.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=0.1)
 

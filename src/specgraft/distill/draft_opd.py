@@ -114,8 +114,9 @@ def replay(
     value, sums = torch.zeros_like(pooled), {"count": torch.zeros(size, device=pooled.device)}
     if len(slots):
         half = compute not in (torch.float32, torch.float64)
+        texts = rolled.texts if half else replace(rolled.texts, taps=rolled.texts.taps.to(drafter.fc.weight.dtype))
         with torch.autocast(pooled.device.type, dtype=compute, enabled=half):
-            hidden = drafter(shared, rolled.texts, rolled.anchors[None])
+            hidden = drafter(shared, texts, rolled.anchors[None])
         inputs = slot_inputs(drafter, shared, rolled.blocks(torch.ones_like(rolled.tokens[:, 1:], dtype=torch.bool)), hidden, slots)
         value, each, losses = divergences(drafter, shared, inputs, found, pooled + LEAST, options, compute, confident)
         numerators |= {name: part.sum() for name, part in each.items()}

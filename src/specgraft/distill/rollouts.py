@@ -53,7 +53,7 @@ def roll_out(both: Pair, batch: Batch, timing: Timing | None = None, limit: int 
     if both.bias is not None:  # a step may change weights where the memory of bias rows does not see it
         both = replace(both, bias=BiasRows(both.bias.head))
     decode(both, requests, len(requests), timing=timing, recorder=recording)
-    return recording.rollouts(requests, batch.texts.taps)
+    return recording.rollouts(requests)
 
 
 def streams(
@@ -118,12 +118,12 @@ class Recording:
         self.taps[rows[:, None], anchors[:, None] + torch.arange(taps.shape[1], device=taps.device)] = taps
         self.passes.append((rows, anchors, drafts, last[:, : self.size]))
 
-    def rollouts(self, requests: Sequence[Request], like: torch.Tensor) -> Rollouts:
-        """What was recorded; taps in the dtype of `like`, as the trainer is given them. Call it outside inference mode."""
+    def rollouts(self, requests: Sequence[Request]) -> Rollouts:
+        """What was recorded. Call it outside inference mode."""
         device = self.taps.device
         lengths = [len(request.ids) + len(request.output) - 1 for request in requests]
         ids = [token for request in requests for token in (request.ids + request.output)[:-1]]
-        taps = torch.cat([self.taps[number, :length] for number, length in enumerate(lengths)])[None].to(like.dtype)
+        taps = torch.cat([self.taps[number, :length] for number, length in enumerate(lengths)])[None]
         counts = torch.tensor(lengths, device=device)
         starts = counts.cumsum(0) - counts
         texts = Texts(torch.tensor([ids], device=device), taps, starts.repeat_interleave(counts)[None])
