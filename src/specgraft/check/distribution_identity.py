@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specgraft.check.reference import plain_pass
+from specgraft.check.reference import exact, plain_pass
 from specgraft.drafters.shared import Shared
 from specgraft.records import Conversation, Features, GateResult
 from specgraft.targets.model import Target
@@ -38,10 +38,8 @@ def distribution_identity(target: Target, shared: Shared, rows: Sequence[tuple[C
     if not greedy:
         return GateResult(name, False, "not run: no greedy conversation")
     positions, missed, apart, widest = 0, {"stored ids": 0, "a plain pass": 0}, 0.0, 0.0
-    # groups of equal score (rectified scores are often 0) are told apart by nothing: passes may read others of them
-    sparse = "indexed_attention" in (getattr(target.config, "layer_types", None) or ())
-    exact = target.dtype in (torch.float32, torch.float64) and not sparse
-    least_share, most_apart = (EXACT_SHARE, EXACT_LOG) if exact else (HALF_SHARE, HALF_LOG)
+    precise = exact(target)
+    least_share, most_apart = (EXACT_SHARE, EXACT_LOG) if precise else (HALF_SHARE, HALF_LOG)
     faults: list[str] = []
     for conversation, features in greedy:
         if features.input_ids.tolist() != conversation.input_ids:
@@ -53,7 +51,7 @@ def distribution_identity(target: Target, shared: Shared, rows: Sequence[tuple[C
         positions += len(own)
         apart += float(top_difference(own, plain).sum())
         for what, wanted, law in (("stored ids", stored, own), ("a plain pass", plain.argmax(-1), plain)):
-            places, gap, limit = misses(own, wanted, law, exact)
+            places, gap, limit = misses(own, wanted, law, precise)
             missed[what] += len(places)
             widest = max(widest, *gap.tolist(), 0.0)
             for row in (gap > limit).nonzero()[:1, 0].tolist():

@@ -23,6 +23,13 @@ class Plain:
     logits: torch.Tensor  # [T, V] float32
 
 
+def exact(target: Target) -> bool:
+    """Whether two passes agree to rounding of float32. Sparse layers may not: groups of equal score (a rectified score is often
+    0) are told apart by nothing, and another pass may read others of them."""
+    sparse = "indexed_attention" in (getattr(target.config, "layer_types", None) or ())
+    return target.dtype in (torch.float32, torch.float64) and not sparse
+
+
 @contextmanager
 def eager(target: Target) -> Iterator[None]:
     """Hugging Face's own attention instead of ours, for one pass."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from specgraft.check.reference import plain_pass
+from specgraft.check.reference import exact, plain_pass
 from specgraft.records import Conversation, Features, GateResult
 from specgraft.targets.model import Target
 
@@ -69,7 +69,7 @@ def tap_identity(
             own = likeness(state, layers[layer + 1])
             near = [likeness(state, other).cosine for other in neighbours(layers, layer)]
             low, high_norm, beside = min(low, own.cosine), max(high_norm, own.norm), max(beside, *near)
-            if fault := state_fault(own, near, target.dtype):
+            if fault := state_fault(own, near, exact(target)):
                 faults.append(f"{name} of {conversation.prompt_id}: {fault}{looks_like(target, state, layers, layer)}")
     measured = {"rows": float(len(rows)), "cosine": low, "norm_error": high_norm, "neighbour_cosine": beside}
     if faults:
@@ -116,10 +116,9 @@ def neighbours(layers: Sequence[torch.Tensor], layer: int) -> list[torch.Tensor]
     return [layers[place] for place in (layer, layer + 2) if place < len(layers)]
 
 
-def state_fault(own: Likeness, near: Sequence[float], dtype: torch.dtype) -> str | None:
+def state_fault(own: Likeness, near: Sequence[float], precise: bool) -> str | None:
     """Why a state is not its layer's, or None."""
-    exact = dtype in (torch.float32, torch.float64)
-    cosine, norm = (EXACT_COSINE, EXACT_NORM) if exact else (COSINE, NORM)
+    cosine, norm = (EXACT_COSINE, EXACT_NORM) if precise else (COSINE, NORM)
     if own.cosine < cosine:
         return f"cosine with its own layer is {own.cosine:.5f} (at least {cosine})"
     if own.worst < WORST:
