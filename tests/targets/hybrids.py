@@ -201,7 +201,7 @@ def text(length: int, seed: int = 0) -> torch.Tensor:
     return torch.where(torch.rand(length, generator=source) < 0.08, END, ids)
 
 
-# 63 and 64 lie on both sides of a checkpoint, 66 to 68 around the border of a QSA group
+# 63 and 64 lie on both sides of a kept state, 66 to 68 around the border of a QSA group
 TREES: dict[str, tuple[int, list[int], int]] = {
     "borders": (130, [0, 129, 62, 63, 64, 63, 127, 128, 66, 67, 68], 7),
     "wide": (70, [0, 33, 69], 70),

@@ -12,6 +12,7 @@ from hybrids import END, HYBRIDS, KINDS, TREES, VOCAB, alone, apart, as_target, 
 from specgraft.ops.gated_delta.chunked import Record
 from specgraft.ops.sparse_choice import vectorised
 from specgraft.records import ProposalTree
+from specgraft.targets import gated_delta
 from specgraft.targets.parts import tree_work
 from specgraft.targets.scoring import Stem, prefill, score, score_packed, scorer
 
@@ -50,6 +51,24 @@ def test_in_float32_the_error_is_that_of_the_models_own_cache(kind, name) -> Non
     )
     assert apart(model.logits(score_packed(model.target, ids, tree)[1].hidden), expected) < 10 * own
     assert apart(model.logits(score(model.target, prefill(model.target, ids), tree).hidden), expected) < 10 * own
+
+
+@HYBRID
+@pytest.mark.parametrize("size", [1, 17, 32, 64])
+def test_it_does_not_matter_how_often_states_are_kept(kind, size, monkeypatch) -> None:
+    """Anchors 62, 63 and 64, 127 and 128 lie on both sides of a kept state for every power of two up to 64."""
+    model, (ids, tree) = tiny(kind, WIDE), make_tree("borders")
+    honest, seen = gated_delta.gated_delta, set()
+
+    def sized(q, k, v, g, beta, initial, chunk):
+        out, record = honest(q, k, v, g, beta, initial, size)
+        seen.add(record.chunk)
+        return out, record
+
+    monkeypatch.setattr(gated_delta, "gated_delta", sized)
+    assert apart(model.logits(score_packed(model.target, ids, tree)[1].hidden), oracle(kind, WIDE, "borders")) < 1e-9
+    found = score(model.target, prefill(model.target, ids), tree)
+    assert apart(model.logits(found.hidden), oracle(kind, WIDE, "borders")) < 1e-9 and size in seen
 
 
 def divergence(truth: torch.Tensor, logits: torch.Tensor) -> float:
