@@ -32,7 +32,8 @@ from specgraft.drafters.precision import at_precision
 from specgraft.drafters.shared import Shared
 from specgraft.drafters.store import load_drafter
 from specgraft.evaluate import metrics
-from specgraft.evaluate.stage import decoded, held_out
+from specgraft.evaluate.predicted import predict
+from specgraft.evaluate.stage import decoded, held_out, prompt_of
 from specgraft.log import Metrics
 from specgraft.records import ids_digest
 from specgraft.run import Session
@@ -40,6 +41,7 @@ from specgraft.run_dir import read_json, write_json
 from specgraft.stream.shards import ShardReader
 from specgraft.targets.load import load_target
 from specgraft.targets.model import Target
+from specgraft.targets.sampling import Law
 from specgraft.train.batch import step_batches
 from specgraft.train.checkpoint import latest
 from specgraft.train.optimizer import Optimizer
@@ -69,6 +71,19 @@ def with_settings(config: RunConfig, settings: dict[str, Any], where: str) -> Ru
     return validate(data, where)
 
 
+def captured(session: Session) -> bool:
+    """Whether every answer has its features: then nothing is made, and the gates, which take longer than a continuation, have passed."""
+    try:
+        conversations = session.conversations()
+        for split in ("train", "heldout"):
+            keep = {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split}
+            if len(ShardReader(session.run.features, split, session.header, keep=keep)) < len(keep):
+                return False
+    except ValueError:
+        return False
+    return True
+
+
 def judge_of(session: Session) -> Target:
     part = session.config
     if part.evaluate.dtype == part.target.dtype:
@@ -92,24 +107,35 @@ def start_of(session: Session, kind: str, given: dict[str, str], judge: Target) 
     return Base(session, config, session.run.root / "onpolicy" / kind, latest(run.checkpoints), judge)
 
 
-def measured(base: Base, drafter: Drafter) -> dict[str, Any]:
-    """Accept length on the held-out prompts at both temperatures."""
-    config, found = base.config, {}
-    target = base.judge
-    texts = held_out(config, base.session.run, [c.prompt_id for c in base.session.conversations() if c.split == "heldout"])
+def measured(base: Base, drafter: Drafter, texts: list[list[int]] | None = None) -> dict[str, Any]:
+    """Accept length on the held-out prompts at both temperatures.
+
+    `expected`: that of fixed texts drawn by the target at T=1, by the exact expectation over rounds (algorithms.md 3.12): no
+    draws, so that small changes show. Without `texts` those of this very decoding are taken, and given back as "texts".
+    """
+    config, found, target = base.config, {}, base.judge
     both = pair(target, at_precision(copy.deepcopy(drafter).eval(), target.dtype))
+    prompts = held_out(config, base.session.run, [c.prompt_id for c in base.session.conversations() if c.split == "heldout"])
     for name, temperature, count in (("t0", 0.0, config.evaluate.prompts), ("t1", 1.0, config.evaluate.sampled_prompts)):
-        rounds = [request.rounds for request in decoded(both, texts[:count], config, temperature)]
+        requests = decoded(both, prompts[:count], config, temperature)
+        rounds = [request.rounds for request in requests]
         found[name] = {
             "accept_length": metrics.accept_length(rounds),
             "accept_length_pooled": metrics.accept_length_pooled(rounds),
             "survival": metrics.survival([v for mine in rounds for v in mine], drafter.config.draft_tokens),
             "per_request": [metrics.accept_length([mine]) for mine in rounds],
         }
+    if texts is None:
+        texts = found["texts"] = [request.output for request in requests]
+    each = [predict(both, prompt_of(prompt), text, Law(1.0)) for prompt, text in zip(prompts, texts, strict=False)]
+    kept = [one.tokens / one.rounds if one else None for one in each]
+    found["expected"] = {"per_request": kept, "accept_length": float(np.mean([x for x in kept if x is not None]))}
     return found
 
 
-def go_on(base: Base, method: str, seed: int, args: argparse.Namespace, budget: dict[str, float] | None) -> dict[str, Any]:
+def go_on(
+    base: Base, method: str, seed: int, args: argparse.Namespace, budget: dict[str, float] | None, texts: list[list[int]]
+) -> dict[str, Any]:
     """One continuation, or what an earlier run of this command measured. `budget` None: this one sets it by its steps."""
     preset, *more = method.split("+")
     settings: dict[str, Any] = {
@@ -163,13 +189,13 @@ def go_on(base: Base, method: str, seed: int, args: argparse.Namespace, budget: 
         log.add(kind="train", step=step, **row)
         if budget is None:
             if step == args.steps:
-                now = {"steps": step, **spent, **measured(base, drafter)}
+                now = {"steps": step, **spent, **measured(base, drafter, texts)}
                 reached = dict.fromkeys(BUDGETS, now)
                 break
             continue
         crossed = [name for name in BUDGETS if name not in reached and spent[name] >= budget[name]]
         if crossed:
-            now = {"steps": step, **spent, **measured(base, drafter)}
+            now = {"steps": step, **spent, **measured(base, drafter, texts)}
             reached |= dict.fromkeys(crossed, now)
         if len(reached) == len(BUDGETS):
             break
@@ -189,8 +215,12 @@ def interval(per_prompt: np.ndarray, draws: int = 2000) -> tuple[float, float, f
 
 
 def values(rows: list[dict[str, Any]], budget: str, at: str) -> np.ndarray:
-    """[prompts] accept length of each, mean over seeds."""
-    return np.array([row["reached"][budget][at]["per_request"] for row in rows]).mean(0)
+    """[prompts] accept length of each, mean over seeds; prompts without a round are left out."""
+    every = np.array([row["reached"][budget][at]["per_request"] for row in rows], dtype=float)
+    return every.mean(0)[~np.isnan(every).any(0)]
+
+
+COLUMNS = {"t0": "T=0", "t1": "T=1", "expected": "T=1, expected"}
 
 
 def table(kind: str, start: dict[str, Any], rows: dict[str, list[dict[str, Any]]], against: str) -> str:
@@ -198,17 +228,18 @@ def table(kind: str, start: dict[str, Any], rows: dict[str, list[dict[str, Any]]
     lines = [f"### {kind}"]
     for budget in BUDGETS:
         seeds = len(next(iter(rows.values())))
+        heads = [f"{name} (95 %) | against {against}" for name in COLUMNS.values()]
         lines += [
-            "", f"Equal {'supervised slots' if budget == 'slots' else 'processor seconds'}, {seeds} seeds", "",
-            f"| method | steps | slots | seconds | T=0 (95 %) | against {against} | T=1 (95 %) | against {against} | survival at T=1, positions 1 .. |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "", f"Equal {'supervised slots' if budget == 'slots' else 'seconds'}, {seeds} seeds", "",
+            f"| method | steps | slots | seconds | {' | '.join(heads)} | survival at T=1, positions 1 .. |",
+            "|---|---|---|---" + "|---" * (2 * len(heads) + 1) + "|",
         ]  # fmt: skip
-        cells = [f"{start[at]['accept_length']:.3f} | " for at in ("t0", "t1")]
+        cells = [f"{start[at]['accept_length']:.3f} | " for at in COLUMNS]
         lines.append(f"| start | 0 | 0 | 0 | {' | '.join(cells)} | {survival([start['t1']['survival']])} |")
         for method, found in rows.items():
             reached = [row["reached"][budget] for row in found]
             cells = []
-            for at in ("t0", "t1"):
+            for at in COLUMNS:
                 mine = values(found, budget, at)
                 mean, low, high = interval(mine)
                 cells.append(f"{mean:.3f} ({low:.3f} to {high:.3f})")
@@ -235,8 +266,9 @@ def compare(args: argparse.Namespace) -> None:
         torch.set_num_threads(session.config.run.threads)
     given = dict(text.split("=", 1) for text in args.start)
     methods, seeds = args.methods.split(","), [int(seed) for seed in args.seeds.split(",")]
-    session.regen()
-    session.capture()
+    if not captured(session):
+        session.regen()
+        session.capture()
     found: dict[str, Any] = {}
     judge = judge_of(session)
     for kind in args.kinds.split(","):
@@ -249,16 +281,13 @@ def compare(args: argparse.Namespace) -> None:
         rows: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
         budget = None
         for seed in seeds:  # seed by seed: a stopped comparison has whole seeds
-            first = go_on(base, "specopd", seed, args, None)
+            first = go_on(base, "specopd", seed, args, None, start["texts"])
             budget = budget or first["budget"]
             for method, mine in rows.items():
-                mine.append(first if method == "specopd" else go_on(base, method, seed, args, budget))
+                mine.append(first if method == "specopd" else go_on(base, method, seed, args, budget, start["texts"]))
                 at = mine[-1]["reached"]
-                print(
-                    f"{kind} {method} seed {seed}: equal slots T=0 {at['slots']['t0']['accept_length']:.3f} T=1 {at['slots']['t1']['accept_length']:.3f}; "
-                    f"equal seconds T=0 {at['seconds']['t0']['accept_length']:.3f} T=1 {at['seconds']['t1']['accept_length']:.3f}",
-                    flush=True,
-                )
+                said = [f"equal {b} " + " ".join(f"{at[b][c]['accept_length']:.3f}" for c in COLUMNS) for b in BUDGETS if b in at]
+                print(f"{kind} {method} seed {seed}: {'; '.join(said)} (T=0, T=1, expected at T=1)", flush=True)
         found[kind] = {"start": start, "rows": rows}
         print(table(kind, start, rows, "ce"), flush=True)
     if args.json:
