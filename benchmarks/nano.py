@@ -52,6 +52,12 @@ def options() -> argparse.ArgumentParser:
         default=5,
         help="greedy answers kept in nano.json, to held-out prompts and to learnt ones",
     )
+    parser.add_argument(
+        "--sharpness",
+        type=float,
+        default=1.0,
+        help="the trained head is multiplied by this: text drawn at temperature 1 is then drawn at 1/SHARPNESS of before",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser
@@ -59,7 +65,7 @@ def options() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """Raises ValueError for settings that cannot work and for an OUT_DIR that holds something else."""
-    for name in ("steps", "minutes", "hidden", "layers", "batch_tokens", "rate", "max_tokens"):
+    for name in ("steps", "minutes", "hidden", "layers", "batch_tokens", "rate", "max_tokens", "sharpness"):
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {value}: give a positive number")
@@ -102,6 +108,8 @@ def build(args: argparse.Namespace) -> dict[str, Any]:
     answered = nano_corpus.read_answers(args.answers, languages, AutoTokenizer.from_pretrained(smollm2_folder()))
     bare = nano_corpus.read_bare(args.prompts, languages) if args.prompts else []
     settings = {name: value for name, value in vars(args).items() if name not in ("out", "json", "answers", "prompts")}
+    if args.sharpness == 1.0:  # as before there was a choice
+        del settings["sharpness"]
     settings |= {"version": VERSION, "steps": args.steps or (None if args.minutes else DEFAULT_STEPS[args.kind])}
     settings["corpus"] = nano_corpus.corpus_digest([*answered, *bare])
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -143,6 +151,7 @@ def fit(
     found |= nano_train.train(
         model, stream, steps=settings["steps"] or 0, minutes=args.minutes, rate=args.rate, say=args.kind
     )
+    nano_models.sharpen(model, args.sharpness)
     found["tokens_per_second"] = found["tokens"] / found["seconds"]
     found["held_out"] = nano_train.held_out(model, kept)
     if args.kind == "qsa":
