@@ -64,7 +64,7 @@ def test_what_a_step_reports(ready) -> None:
         assert len(row["alpha"]) == len(row["accepted"]) == 3 and all(0 <= value <= 1 for value in [*row["alpha"], *row["accepted"]])
         assert row["branch_accept_length"] == pytest.approx(1 + sum(row["accepted"])) and 1 <= row["branch_accept_length"] <= 4
         assert 2 * 4 * 6 < row["slots"] <= 3 * 2 * 4 * 6 and "ce" not in row and row["confidence"] > 0
-    assert [row["step"] for row in read_metrics(run.run.metrics) if row["kind"] == "validate"] == [2, 4, 6]
+    assert [row["step"] for row in read_metrics(run.run.metrics) if row["kind"] == "validate"] == [0, 2, 4, 6]
 
 
 def test_branches_are_drawn_anew_with_the_weights_of_every_step(ready) -> None:

@@ -6,7 +6,7 @@ S tokens of a stem, D hidden size, V vocabulary, R branches of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +18,8 @@ from specgraft.drafters.shared import Shared
 from specgraft.drafters.walk import Corrector
 from specgraft.ops.sampling import distribution, draw
 from specgraft.ops.vocab_loss.products import Products
-from specgraft.records import ProposalTree, TargetScores
-
-# ids [S] of each stem and one tree on each -> the target's states at the nodes; in this process or elsewhere
-Scorer = Callable[[Sequence[torch.Tensor], Sequence[ProposalTree]], list[TargetScores]]
+from specgraft.records import ProposalTree
+from specgraft.targets.scoring import Scorer
 
 
 @torch.no_grad()

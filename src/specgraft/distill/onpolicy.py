@@ -13,11 +13,12 @@ import torch
 
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch
-from specgraft.distill.branches import Scorer, branch_blocks, graft, grow, score_branches
+from specgraft.distill.branches import branch_blocks, graft, grow, score_branches
 from specgraft.distill.objective import Outcome, forward, learn, refuse_idle
 from specgraft.distill.weights import decay_weights
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
+from specgraft.targets.scoring import Scorer
 
 
 def onpolicy(

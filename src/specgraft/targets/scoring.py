@@ -1,6 +1,6 @@
 """What the target says at the nodes of proposal trees: a stem computed once, any number of trees behind it.
 
-The stem's pass keeps what branches need (attention keys and values, recurrent states every `CHUNK` tokens, the last inputs of
+The stem's pass keeps what branches need (attention keys and values, recurrent states every `chunk` tokens, the last inputs of
 convolutions, indexer groups); a branch starts from the state at its anchor, so nothing re-runs a prefix (targets.md 2 and 3).
 Legend: S stem tokens, N branches, W tokens a branch, K taps, D hidden size, E width of the last layer's output (D, or all streams).
 """
@@ -16,7 +16,8 @@ from specgraft.records import ProposalTree, TargetScores
 from specgraft.targets.model import Target
 from specgraft.targets.parts import StemPart, tree_work
 
-Scorer = Callable[[Sequence[torch.Tensor], Sequence[ProposalTree]], list[TargetScores]]  # ids [S] of each stem, a tree each
+# ids [S] of each stem and one tree on each -> the states at the nodes; in this process (`scorer`) or elsewhere
+Scorer = Callable[[Sequence[torch.Tensor], Sequence[ProposalTree]], list[TargetScores]]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from specgraft.train.setup import mask_token, new_drafter
 from specgraft.train.validate import survival
 
 if TYPE_CHECKING:
-    from specgraft.distill.branches import Scorer
+    from specgraft.targets.scoring import Scorer
 
 Step = Callable[[Batch, int], Outcome]  # a batch and its step, counted from 0
 
@@ -74,7 +74,7 @@ def train(
     first = restore(found[-1], drafter, optimizer, settings) if found else 0
     if first >= part.steps:
         return
-    metrics = Metrics(run.metrics, first)
+    metrics = Metrics(run.metrics, first or -1)  # from the start: none of an earlier try's rows, step 0 included
     batches = step_batches(
         reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device,
         part.row_tokens if part.packing == "rows" else 0, target.end_ids if options.origin == "branches" else None,
@@ -82,6 +82,8 @@ def train(
     learn = learner(config, options, target, drafter, shared, score)
     with progress("train", part.steps) as bar, MemoryStream(batches, bound=2) as stream:
         bar.at(first)
+        if first == 0 and options.origin != "references":  # what the drafter was before: the report shows both
+            report_validation(config, drafter, shared, held_out, metrics, 0, bar)
         for step, batch in enumerate(stream, first):
             began = time.monotonic()
             outcome = learn(batch, step)
