@@ -34,9 +34,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(tiny_target: Any, tiny_drafter: Any, name: str, seed: int = 7) -> Pair:
-    """A float64 target and a random drafter of the kind, every weight trained; a random draft is right now and then."""
-    target = tiny_target(vocab=VOCAB, dtype=F64, end=ENDS, markov=8.0, spread=0.2, seed=2)
+def make(tiny_target: Any, tiny_drafter: Any, name: str, seed: int = 7, dtype: torch.dtype = F64) -> Pair:
+    """A target (float64) and a random drafter of the kind, every weight trained; a random draft is right now and then."""
+    target = tiny_target(vocab=VOCAB, dtype=dtype, end=ENDS, markov=8.0, spread=0.2, seed=2)
     return pair(target, randomised(tiny_drafter(target, rank=8, taps=(0, 2), bigram=0.0, **KINDS[name]), seed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from rounds_by_hand import KINDS, batch_of_texts, greedy, make, plain, rounds_by
 
 from specgraft.config import DistillSection
 from specgraft.decode.loop import Request, decode
+from specgraft.decode.pair import pair
 from specgraft.decode.scheduler import Scheduler
 from specgraft.distill.draft_opd import draft_opd
 from specgraft.distill.rollouts import Recording, Rollouts, prompts_of, roll_out, streams
@@ -131,18 +133,19 @@ def test_a_scheduler_cannot_be_recorded(tiny_target, tiny_drafter) -> None:
         decode(both, [request], 1, scheduler=Scheduler.__new__(Scheduler), recorder=Recording([request], 4))
 
 
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["vanilla", "gated"])
-def test_stale_drafter(tiny_target, tiny_drafter, name) -> None:
+def test_stale_drafter(tiny_target, tiny_drafter, name, compute) -> None:
     """Planted: a step that PyTorch's version counters do not see. Rollouts must draft with the weights as they are now."""
-    both = make(tiny_target, tiny_drafter, name)
+    both = make(tiny_target, tiny_drafter, name, dtype=torch.float32)
     batch = batch_of_texts(*some_prompts())
-    before = roll_out(both, batch)
+    before = roll_out(both, batch, compute=compute)
     draft_opd(both, batch, DistillSection(preset="draft_opd")).loss.backward()
     generator = torch.Generator().manual_seed(3)
     for parameter in both.drafter.parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
         parameter.data.add_(noise)
-    after = roll_out(both, batch)
-    fresh = roll_out(replace(both, bias=None), batch)
+    after = roll_out(both, batch, compute=compute)
+    fresh = roll_out(pair(both.target, copy.deepcopy(both.drafter)), batch, compute=compute)
     assert torch.equal(after.tokens, fresh.tokens) and after.answers == before.answers
     assert after.tokens.shape != before.tokens.shape or not torch.equal(after.tokens, before.tokens)

@@ -50,7 +50,7 @@ def draft_opd(
     """The loss of one batch: its prompts are decoded with the drafter as it is, then every round is learnt from.
 
     An answer is decoded as far as its reference, or `limit` > 0 tokens. Nothing is drawn, so `generator` is not used;
-    `end_ids` (default: the target's) bound what drafts are learnt from. `compute`: dtype of the products of the replay.
+    `end_ids` (default: the target's) bound what drafts are learnt from. `compute`: dtype of the drafter's products.
     `seconds`: score (the target: prefill and verify passes, on a CPU), sample (the rest of decoding), learn (replay; backward is the caller's).
     Raises ValueError for another loss in the mix than the confidence, and as `roll_out`.
     """
@@ -60,7 +60,7 @@ def draft_opd(
         raise ValueError(f'distill: rollouts have losses of their own, {", ".join(odd)} is none of them: set distill.preset="draft_opd", or the weight to 0')
     began, timing = clock(), Timing()
     timed = both.target.device.type == "cpu"  # elsewhere the parts are told apart by waiting for each, which costs time
-    rolled = roll_out(both, batch, timing if timed else None, limit)
+    rolled = roll_out(both, batch, timing if timed else None, limit, compute)
     rolling, began = clock() - began, clock()
     outcome = replay(drafter, both.shared, rolled, options, compute, both.target.end_ids if end_ids is None else end_ids)
     score = timing.prefill + timing.verify

@@ -8,6 +8,7 @@ Legend: B texts, T tokens of all texts, M rounds of all texts, W width of a pass
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from specgraft.decode.pair import Pair
 from specgraft.distill.batch import Batch, Blocks
 from specgraft.drafters.drafter import Texts
 from specgraft.drafters.markov import BiasRows
+from specgraft.drafters.precision import at_precision
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,27 @@ class Rollouts:
         return self.tokens[:, 1:].where(~_first(self.accepted, self.tokens.shape[1] - 1), self.following[:, None])
 
 
-def roll_out(both: Pair, batch: Batch, timing: Timing | None = None, limit: int = 0) -> Rollouts:
+def roll_out(
+    both: Pair, batch: Batch, timing: Timing | None = None, limit: int = 0, compute: torch.dtype = torch.float32
+) -> Rollouts:
     """Decodes the prompts of the batch, all together, each as far as its reference answer goes (or `limit` > 0 tokens).
 
-    The drafter is taken as it is now. Raises ValueError for a batch without a loss mask, or without an answer.
+    The drafter is taken as it is now, and drafts with products in a half-precision `compute`, as it is trained. Raises
+    ValueError for a batch without a loss mask, or without an answer.
     """
     requests = prompts_of(batch, limit)
     recording = Recording(requests, both.drafter.config.draft_tokens)
-    if both.bias is not None:  # a step may change weights where the memory of bias rows does not see it
-        both = replace(both, bias=BiasRows(both.bias.head))
-    decode(both, requests, len(requests), timing=timing, recorder=recording)
+    decode(as_now(both, compute), requests, len(requests), timing=timing, recorder=recording)
     return recording.rollouts(requests)
+
+
+def as_now(both: Pair, compute: torch.dtype) -> Pair:
+    """The pair with the drafter's present weights, whatever was remembered of earlier ones."""
+    drafter = both.drafter
+    if compute in (torch.bfloat16, torch.float16) and drafter.fc.weight.dtype == torch.float32:
+        drafter = at_precision(copy.deepcopy(drafter).requires_grad_(False), compute)
+    # a step may change weights where the memory of bias rows does not see it
+    return replace(both, drafter=drafter, bias=None if drafter.markov_head is None else BiasRows(drafter.markov_head))
 
 
 def streams(
