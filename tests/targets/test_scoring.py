@@ -58,14 +58,14 @@ def test_in_float32_the_error_is_that_of_the_models_own_cache(kind, name) -> Non
 def test_it_does_not_matter_how_often_states_are_kept(kind, size, monkeypatch) -> None:
     """Anchors 62, 63 and 64, 127 and 128 lie on both sides of a kept state for every power of two up to 64."""
     model, (ids, tree) = tiny(kind, WIDE), make_tree("borders")
-    honest, seen = gated_delta.gated_delta, set()
+    honest, seen = gated_delta.choose("cpu"), set()
 
     def sized(q, k, v, g, beta, initial, chunk):
         out, record = honest(q, k, v, g, beta, initial, size)
         seen.add(record.chunk)
         return out, record
 
-    monkeypatch.setattr(gated_delta, "gated_delta", sized)
+    monkeypatch.setattr(gated_delta, "choose", lambda device: sized)
     assert apart(model.logits(score_packed(model.target, ids, tree)[1].hidden), oracle(kind, WIDE, "borders")) < 1e-9
     found = score(model.target, prefill(model.target, ids), tree)
     assert apart(model.logits(found.hidden), oracle(kind, WIDE, "borders")) < 1e-9 and size in seen

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from specgraft.ops.gated_delta.chunked import gated_delta
-from specgraft.targets.parts import CHUNK, Part, Work
+from specgraft.ops.gated_delta.choose import choose
+from specgraft.targets.parts import CHUNKS, Part, Work
 
 
 class Inputs(NamedTuple):
@@ -24,6 +24,15 @@ class Inputs(NamedTuple):
     gate: torch.Tensor  # [R, T, H, dv] of the output norm
     beta: torch.Tensor  # [R, T, H]
     decay: torch.Tensor  # [R, T, H] or [R, T, H, dk], log, <= 0
+
+
+def chunk(dk: int, dv: int) -> int:
+    """Tokens between kept states: the least power of two, within bounds, for which the states take no more memory than
+    the keys, decays and values between them. The fewer, the less a branch has to make up for."""
+    least, most = CHUNKS
+    while least < most and dk * dv > least * (2 * dk + dv):
+        least *= 2
+    return least
 
 
 class GatedDelta(ABC):
@@ -41,8 +50,9 @@ class GatedDelta(ABC):
         before = part.before((self.layer, "mixed"), inputs.mixed, m.conv_kernel_size - 1)
         query, key, value = self.heads(F.silu(self.convolve(torch.cat([before, inputs.mixed], 1))))
         key_state = self.layer, "state"
-        out, record = gated_delta(
-            query, key, value, inputs.decay, inputs.beta, part.state(key_state), min(CHUNK, hidden.shape[1])
+        size = chunk(key.shape[-1], value.shape[-1])
+        out, record = choose(hidden.device)(
+            query, key, value, inputs.decay, inputs.beta, part.state(key_state), size
         )
         part.keep(key_state, record)
         return self.finish(out, inputs.gate)

@@ -21,7 +21,7 @@ from specgraft.ops.gated_delta.chunked import Record
 from specgraft.records import ProposalTree
 from specgraft.targets.masked import attend_masked, causal_mask
 
-CHUNK = 64  # tokens between the states that a pass keeps
+CHUNKS = 16, 64  # least and most tokens between the states that a pass keeps
 
 Key = tuple[int, str]  # layer id, and what of it
 
