@@ -4,7 +4,7 @@ Within a chunk the corrected values u solve a unit triangular system (the "UT tr
     (I + A) u = beta (v - exp(cum) k S),  A_ij = beta_i <k_i, exp(cum_i - cum_j) k_j>, i > j
 so all that does not touch the state S is done for every chunk at once, and only two products a chunk follow one another.
 Decays enter as exp(cum_i - cum_j), i >= j, which is <= 1: nothing overflows. Such differences are taken in float64, or added
-up without subtracting, since one of float32 sums, after strong decays, is wrong by 1e-4 and more. Token i's results are made
+up without subtracting: float32 sums made states of size 4 wrong by 4e-5 where decays were strong. Token i's results are made
 of tokens <= i alone.
 Legend: R rows, T tokens, H value heads, Hk query and key heads, dk key and dv value head size, M chunks, C tokens of one
 chunk, e decays of one token and head (1 or dk), A states asked for.
