@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from specgraft import __version__
-from specgraft.report import headline, measured, sections
+from specgraft.report import headline, measured, onpolicy, sections
 from specgraft.report.blocks import Section
 from specgraft.report.read import Found, at, draft_tokens, found
 from specgraft.report.text import plain, printable
@@ -21,6 +21,7 @@ ORDER: tuple[tuple[str, Callable[[Found], Section], str], ...] = (
     ("What was run", sections.what_was_run, "columns"),
     ("Loss curves", sections.training, "half"),
     ("Accept length while training", sections.validation, "half"),
+    (onpolicy.TITLE, onpolicy.on_policy, "columns"),
     ("Accept length by domain and language", measured.by_group, ""),
     ("Acceptance by draft position", measured.positions, "half"),
     ("Confidence", measured.confidence, "half"),
@@ -50,7 +51,7 @@ def page(run: Found) -> str:
     text = environment.from_string(source).render(
         name=run.name,
         subtitle=_subtitle(run),
-        sections=[(_guarded(title, make, run), layout) for title, make, layout in ORDER],
+        sections=[(_guarded(title, make, run), layout) for title, make, layout in ORDER if title != onpolicy.TITLE or onpolicy.origin(run) != "references"],
         damaged=run.damaged,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
