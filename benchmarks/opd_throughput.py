@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from onpolicy import captured
 from specgraft.config import RunConfig, load_config, validate
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
@@ -94,8 +95,9 @@ def compare(args: argparse.Namespace) -> None:
     session = Session(config)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    session.regen()
-    session.capture()
+    if not captured(session):
+        session.regen()
+        session.capture()
     if args.start:
         data = config.model_dump(mode="json")
         data["drafters"] |= {"warm_from": args.start, "warm_layers": "none", "warm_fc": "none", "warm_markov": False}
