@@ -20,8 +20,14 @@ def causal_mask(length: int, window: int, device: torch.device) -> torch.Tensor:
     return every.triu(1 - window) if window else every
 
 
+def biases(hidden: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """What `attend_masked` adds to its scores, [R,1,g*T,S]: -inf where hidden [R,T,S]. Layers of one pass may share it."""
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+    return bias[:, None].repeat(1, 1, group, 1)
+
+
 def attend_masked(heads: Heads, mask: torch.Tensor) -> torch.Tensor:
-    """query [R,T,H,d] over key and value [R,S,Hk,d] under mask [R,T,S] (bool: visible, or additive float) -> [R,T,H,dv].
+    """query [R,T,H,d] over key and value [R,S,Hk,d] under mask [R,T,S] (bool: visible) or its `biases` -> [R,T,H,dv].
 
     The g query heads that share a key head become g*T rows of one head, so that nothing is copied g times. A sink is one
     more key, a zero vector whose value is zero, with the sink's logit as its bias.
@@ -31,8 +37,7 @@ def attend_masked(heads: Heads, mask: torch.Tensor) -> torch.Tensor:
     key_heads = key.shape[2]
     group = count // key_heads
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    mask = mask.to(query.dtype)[:, None].repeat(1, 1, group, 1)  # [R, 1, g*T, S]
+        mask = biases(~mask, group, query.dtype)
     if sinks is not None:
         bias = sinks.to(query.dtype).view(key_heads, group, 1).expand(-1, -1, width).reshape(1, key_heads, -1, 1)
         mask = torch.cat([mask.expand(rows, key_heads, -1, -1), bias.expand(rows, -1, -1, -1)], -1)

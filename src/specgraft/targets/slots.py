@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specgraft.ops.gated_delta.chunked import Record
-from specgraft.targets.masked import attend_masked
+from specgraft.targets.masked import attend_masked, biases
 from specgraft.targets.parts import Chosen, Heads, Key, Part, SparseIndex, Work
 
 
@@ -95,7 +95,7 @@ class RowsPart(Part):
     every: bool  # rows are all rows of the cache, in order
     counts: torch.Tensor | None
     chosen: dict[int, Chosen] = field(default_factory=dict)
-    masks: dict[int, torch.Tensor] = field(default_factory=dict)  # additive [b, W, reach] by window
+    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # `biases` by window and queries a key head
     values: dict[Key, tuple[torch.Tensor, int]] = field(default_factory=dict)  # [b, width + W, ..] and width
     records: dict[Key, Record] = field(default_factory=dict)
 
@@ -143,17 +143,18 @@ class RowsPart(Part):
     def attend(self, layer: int, heads: Heads) -> torch.Tensor:
         keys = self.cache.write((layer, "key"), heads.key, self)
         values = self.cache.write((layer, "value"), heads.value, self)
-        mask = self.chosen.pop(layer).before if layer in self.chosen else self._mask(heads.window, heads.query.dtype)
+        mask = self.chosen.pop(layer).before if layer in self.chosen else self._biases(heads)
         return attend_masked(heads._replace(key=keys, value=values), mask)
 
-    def _mask(self, window: int, dtype: torch.dtype) -> torch.Tensor:
-        if window not in self.masks:
+    def _biases(self, heads: Heads) -> torch.Tensor:
+        window, group = heads.window, heads.query.shape[2] // heads.key.shape[2]
+        if (window, group) not in self.masks:  # made once a pass: a copy a layer is a fortieth of a token's time
             token, place = torch.arange(self.reach, device=self.rows.device), self.positions[..., None]
             hidden = token > place
             if window:
                 hidden |= place - token >= window
-            self.masks[window] = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-        return self.masks[window]
+            self.masks[window, group] = biases(hidden, group, heads.query.dtype)
+        return self.masks[window, group]
 
     def choose(self, layer: int, query: torch.Tensor, raw: torch.Tensor, index: SparseIndex) -> Chosen:
         from specgraft.ops.sparse_choice.vectorised import choose_rows
