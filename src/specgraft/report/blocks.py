@@ -87,3 +87,4 @@ class Section:
     title: str
     blocks: Sequence[Block] = field(default_factory=tuple)
     missing: str = ""  # why there is nothing, where there is nothing
+    lead: str = ""  # said first, above the pictures

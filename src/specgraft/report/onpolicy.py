@@ -3,143 +3,130 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from specgraft.config import DistillSection
-from specgraft.report import pictures
+from specgraft.report import onpolicy_pictures as pictures
+from specgraft.report.before_after import Part, measured, teacher_forced
 from specgraft.report.blocks import Block, Paragraph, Picture, Section, Table
+from specgraft.report.pictures import Curve
 from specgraft.report.read import Found, at, is_number, numbers
 from specgraft.report.sections import by_step
-from specgraft.report.text import number
-from specgraft.run_dir import RunDir, read_json
+from specgraft.report.text import count, percent, plain
 
 TITLE = "On-policy training"
 SPLIT = ("sample", "score", "learn")
 
 
-def origin(run: Found) -> str:
-    """Where the supervised slots of the run came from; "references" where that is not known."""
+def distilled(run: Found) -> DistillSection | None:
+    """The run's objective; None where it is not known."""
     try:
-        return DistillSection.model_validate(at(run.config, "distill")).origin
-    except ValueError:
-        return "references"
-
-
-def on_policy(run: Found) -> Section:
-    """Empty for runs that learn from the answers alone."""
-    rows = [row for row in by_step(run, "train") if is_number(row.get("slots")) and row["slots"]]
-    if not rows:
-        return Section("on-policy", TITLE, missing="No training step has been logged yet: the train stage has not begun.")
-    own = "its own branches on the answers" if origin(run) == "branches" else "its own draft-verify rounds"
-    blocks: list[Block] = [Paragraph(f"The drafter learnt from {own} ({len(rows)} logged steps).")]
-    return Section("on-policy", TITLE, [*blocks, *_served(run), *_teacher_forced(run), *_overlap(rows), *_split(rows)])
-
-
-def _served(run: Found) -> list[Block]:
-    """The decode loop's survival, of the checkpoint that the run started from and of its own."""
-    source = at(run.config, "drafters", "warm_from")
-    before, after = _evaluation(source), run.evaluation
-    if not isinstance(after, dict) or before is None:
-        lacks = "this run has not been evaluated yet" if before is not None else f"{source or 'the start'} has no evaluate.json"
-        return [Paragraph(f"Measured survival before and after cannot be shown: {lacks}.")]
-    blocks: list[Block] = []
-    for key, title in (("t0", "T=0"), ("t1", "T=1")):
-        pair = {"before": numbers(at(before, key, "survival")), "after": numbers(at(after, key, "survival"))}
-        if not all(pair.values()):
-            continue
-        lengths = [at(part, key, "accept_length") for part in (before, after)]
-        caption = (
-            f"Measured in the decode loop at {title}: share of rounds in which at least the first j drafts were accepted. "
-            f"Accept length {number(lengths[0], 3)} before, {number(lengths[1], 3)} after."
-        )
-        blocks.append(_survival(f"on-policy-{key}", pair, caption))
-    if at(before, "settings", "evaluate") != at(after, "settings", "evaluate"):
-        blocks.append(Paragraph("The two evaluations had different settings: compare them with care."))
-    return blocks
-
-
-def _evaluation(source: Any) -> dict[str, Any] | None:
-    """evaluate.json of the run that `source` names: a run folder, or a checkpoint inside one."""
-    if not isinstance(source, str) or not source:
+        return DistillSection.model_validate(at(run.config, "distill"))
+    except ValueError:  # a run of another version
         return None
-    folder = Path(source).expanduser()
-    for root in (folder, *folder.parents[:2]):
-        path = RunDir(root).evaluation
-        if path.is_file():
-            try:
-                return read_json(path)
-            except ValueError:
-                return None
-    return None
 
 
-def _teacher_forced(run: Found) -> list[Block]:
-    rows = [row for row in by_step(run, "validate") if numbers(row.get("alpha_survival"))]
-    if len(rows) < 2 or rows[0].get("step") != 0:
-        return [Paragraph("Teacher-forced survival before the first step was not logged.")]
-    pair = {"before": numbers(rows[0]["alpha_survival"]), "after": numbers(rows[-1]["alpha_survival"])}
-    caption = (
-        "Analytic survival on held-out text, teacher-forced, temperature 1: mean product of the overlaps up to position j. "
-        f"Before the first step and at step {rows[-1]['step']:,.0f}; a surrogate, not the measured share above."
-    )
-    return [_survival("on-policy-analytic", pair, caption)]
+def on_policy(run: Found) -> Section | None:
+    """None for runs that learn from the answers alone, and for those of which it is not known."""
+    options = distilled(run)
+    if options is None or options.origin == "references":
+        return None
+    rows = by_step(run, "train")
+    # the first step compiles and warms up: the means leave it out
+    timed = [row for row in rows if row["step"] > 1] or rows
+    parts = [measured(run), *teacher_forced(run), _overlap(rows), _tempo(rows, timed), _estimate(rows, options)]
+    blocks: list[Block] = [block for shown, _ in parts for block in shown]
+    missing = " ".join(lacks for _, lacks in parts if lacks)
+    if missing:
+        blocks.append(Paragraph(f"Missing: {missing}"))
+    return Section("on-policy", TITLE, blocks, lead=_lead(run, options))
 
 
-def _survival(name: str, pair: dict[str, list[float]], caption: str) -> Picture:
-    depth = max(len(values) for values in pair.values())
-    table = Table(
-        ("position", *pair, "change"),
-        [
-            (str(j + 1), *(number(values[j] if j < len(values) else None, 4) for values in pair.values()), _change(pair, j))
-            for j in range(depth)
-        ],
-        numeric=(1, 2, 3),
-    )
-    return Picture(pictures.paired(name, pair, f"Survival by position. {caption}"), caption, table)
+def _lead(run: Found, options: DistillSection) -> str:
+    own = "its own draft-verify rounds (Draft-OPD)"
+    if options.origin == "branches":
+        anchors, many = at(run.config, "train", "anchors"), options.branches_per_anchor
+        drawn = f"at up to {plain(anchors)} anchors an answer, {many} at each, temperature {plain(options.branch_temperature)}"
+        own = f"its own branches, scored by the target (SpecOPD): {drawn}"
+    start = f"It started from {run.start.name}." if run.start else "It started from no other drafter (drafters.warm_from is not set)."
+    return f"The drafter learns from {own}. {start}"
 
 
-def _change(pair: dict[str, list[float]], place: int) -> str:
-    values = [values[place] for values in pair.values() if place < len(values)]
-    return f"{values[1] - values[0]:+.4f}" if len(values) == 2 and all(map(math.isfinite, values)) else ""
-
-
-def _overlap(rows: list[dict[str, Any]]) -> list[Block]:
-    """Overlap by position over training, and what it makes of a round."""
-    depth = max((len(numbers(row.get("alpha"))) for row in rows), default=0)
+def _overlap(rows: Sequence[dict[str, Any]]) -> Part:
+    """Overlap with the target by position over training, where the drafter's own tokens lie before it."""
+    found = [(float(row["step"]), numbers(row.get("alpha"))) for row in rows]
+    depth = max((len(values) for _, values in found), default=0)
     curves = {
-        f"{j + 1}": [(float(row["step"]), numbers(row["alpha"])[j]) for row in rows if len(numbers(row.get("alpha"))) > j]
-        for j in range(depth)
+        slot + 1: curve
+        for slot in range(depth)
+        if (curve := [(step, values[slot]) for step, values in found if len(values) > slot and math.isfinite(values[slot])])
     }
     if not curves:
-        return [Paragraph("Overlaps were not logged.")]
-    caption = (
-        "Overlap with the target, sum of min(p, q), by draft position behind the drafter's own tokens; one line a position, smoothed. "
-        f"Last: {' '.join(f'{curve[-1][1]:.2f}' for curve in curves.values())}."
+        return [], "overlap by position (no step has logged it)."
+    shown = {position: curves[position] for position in pictures.shown_positions(depth) if position in curves}
+    ends = {position: _ends(curve) for position, curve in curves.items()}
+    table = Table(
+        ("position", "first", "last", "change"),
+        [(str(position), f"{old:.3f}", f"{new:.3f}", f"{new - old:+.3f}") for position, (old, new) in ends.items()],
+        numeric=(1, 2, 3),
+        folded="the numbers",
     )
-    blocks: list[Block] = [Picture(pictures.lines("on-policy-overlap", curves, "overlap", f"Overlap by position over training. {caption}"), caption)]
-    estimates = [(row["step"], row["branch_accept_length"]) for row in rows if is_number(row.get("branch_accept_length"))]
-    if estimates:
-        first, last = (sum(v for _, v in part) / len(part) for part in (estimates[: max(1, len(estimates) // 10)], estimates[-max(1, len(estimates) // 10) :]))
-        blocks.append(
-            Paragraph(
-                f"Accept length on these proposals, mean of the first and of the last tenth of the steps: {first:.3f} and {last:.3f}. "
-                "Anchors are uniform, so that it is no forecast of the decode loop's."
-            )
-        )
-    return blocks
-
-
-def _split(rows: list[dict[str, Any]]) -> list[Block]:
-    seconds = {part: [row[f"{part}_seconds"] for row in rows if is_number(row.get(f"{part}_seconds"))] for part in SPLIT}
-    if not all(seconds.values()):
-        return [Paragraph("Seconds of sampling, scoring and learning were not logged.")]
-    mean = {part: sum(values) / len(values) for part, values in seconds.items()}
-    whole = sum(mean.values())
-    slots = sum(row["slots"] for row in rows) / len(rows)
     caption = (
-        f"Mean time of a step, {1000 * whole:,.0f} ms for {slots:,.0f} supervised tokens: {slots / whole:,.0f} a second, of which "
-        + ", ".join(f"{part} {value / whole:.0%}" for part, value in mean.items()) + "."
-    )  # fmt: skip
-    svg = pictures.step_times([("a step", {part: 1000 * value for part, value in mean.items()})], {}, f"Where a step goes. {caption}", "on-policy-step")
-    return [Picture(svg, caption)]
+        "Overlap with the target, sum of min(p, q), by draft position behind the drafter's own tokens; smoothed, each line named by its position. "
+        "The numbers are means of the first and of the last tenth of the steps."
+    )
+    said = "; ".join(f"position {position}: {old:.3f} to {new:.3f}" for position, (old, new) in ends.items())
+    return [Picture(pictures.overlaps(shown, f"Overlap by position over training. {said}"), caption, table)], ""
+
+
+def _ends(curve: Curve) -> tuple[float, float]:
+    """Mean of the first and of the last tenth of a curve."""
+    size = max(1, len(curve) // 10)
+    first, last = (math.fsum(value for _, value in part) / size for part in (curve[:size], curve[-size:]))
+    return first, last
+
+
+def _tempo(rows: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> Part:
+    """Supervised tokens per second, and what a step's time goes into."""
+    paced = [row for row in rows if is_number(row.get("slots")) and is_number(row.get("seconds")) and row["seconds"] > 0]
+    rate: Curve = [(float(row["step"]), row["slots"] / row["seconds"]) for row in paced]
+    split = [row for row in timed if all(is_number(row.get(f"{part}_seconds")) for part in SPLIT)]
+    parts = {part: math.fsum(row[f"{part}_seconds"] for row in split) / len(split) for part in SPLIT} if split else {}
+    whole = math.fsum(parts.values())
+    lacks = [] if rate else ["supervised tokens per second (no step has logged them)."]
+    if not whole > 0:
+        parts = {}
+        lacks.append("the split of a step into sample, score and learn (no step has logged it).")
+    if not (rate or parts):
+        return [], " ".join(lacks)
+    said = []
+    if kept := [row for row in paced if row in timed]:
+        slots, seconds = (math.fsum(row[key] for row in kept) for key in ("slots", "seconds"))
+        said.append(f"{count(slots / seconds)} supervised tokens per second: {count(slots / len(kept))} a step of {count(1000 * seconds / len(kept))} ms")
+    shares = [f"{part} {count(1000 * value)} ms, {percent(value / whole)}" for part, value in parts.items()]
+    said += [f"of a step {'; '.join(shares)}"] if parts else []
+    caption = f"{'. '.join(text[0].upper() + text[1:] for text in said)}. Means without the first step; learn holds forward, backward and update."
+    table = Table(
+        ("part", "ms per step", "share"),
+        [(part, count(1000 * value), percent(value / whole)) for part, value in parts.items()],
+        numeric=(1, 2), folded="the numbers",
+    ) if parts else None  # fmt: skip
+    labels = {part: f"{part} {percent(value / whole, 0)}" for part, value in parts.items()}
+    return [Picture(pictures.tempo(rate, parts, labels, f"Tempo of training. {caption}"), caption, table)], " ".join(lacks)
+
+
+def _estimate(rows: Sequence[dict[str, Any]], options: DistillSection) -> Part:
+    """What the drawn branches say of accept length: identity 5 of algorithms.md 1.2."""
+    curve: Curve = [(float(row["step"]), float(row["branch_accept_length"])) for row in rows if is_number(row.get("branch_accept_length"))]
+    if not curve:
+        if options.origin == "branches" and options.branch_temperature != 1:
+            return [], "the estimate of accept length, which holds for branches drawn at temperature 1 only."
+        return [], "the estimate of accept length (only branches give one)." if options.origin != "branches" else "the estimate of accept length (no step has logged it)."
+    old, new = _ends(curve)
+    caption = (
+        "Accept length expected of a round at the step's anchors, T=1, bonus included, estimated without bias on the branches just drawn; "
+        f"pale as logged, strong smoothed. First tenth of the steps {old:.3f}, last {new:.3f}. Anchors are uniform and from the training answers: "
+        "no forecast of the decode loop's."
+    )
+    return [Picture(pictures.over_steps("on-policy-estimate", curve, "accept length, estimated", f"Accept length on own branches. {caption}"), caption)], ""

@@ -37,8 +37,8 @@ def losses(curves: dict[str, Curve], alt: str) -> str:
         rows = math.ceil(len(curves) / 2)
         panels = list(figure.subplots(rows, 2, squeeze=False, sharex=True).flat)
         for axes, (name, curve) in zip(panels, curves.items(), strict=False):
-            steps, values = _thinned(curve)
-            smooth = _smoothed(values)
+            steps, values = thinned(curve)
+            smooth = smoothed(values)
             axes.plot(steps, values, color=SERIES[0], alpha=0.3, linewidth=0.9)
             axes.plot(steps, smooth, color=SERIES[0], marker="o" if len(steps) < 3 else "", markersize=4)
             axes.set_title(name)
@@ -137,48 +137,6 @@ def positions(series: dict[str, tuple[list[float], list[float]]], alt: str) -> s
     return drawn("positions", alt, (WIDTH, 3.0), draw)
 
 
-def paired(name: str, series: dict[str, list[float]], alt: str) -> str:
-    """label -> values by draft position, bars side by side."""
-    thick = 0.8 / len(series)
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        for index, (label, values) in enumerate(series.items()):
-            places = [j + 1 - 0.4 + thick * (index + 0.5) for j in range(len(values))]
-            axes.bar(places, values, width=thick * 0.9, color=SERIES[index], edgecolor=PAPER, linewidth=0.5, hatch="//" if index else None, label=label)
-        axes.set_xticks(range(1, max(map(len, series.values())) + 1))
-        axes.grid(axis="x", visible=False)
-        axes.set_xlabel("draft position")
-        axes.set_ylabel("survival")
-        figure.legend(loc="outside upper right", ncols=2)
-
-    return drawn(name, alt, (WIDTH, 2.8), draw)
-
-
-def lines(name: str, curves: dict[str, Curve], what: str, alt: str) -> str:
-    """One smoothed line a label, named at its right end where the names do not lie on one another."""
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        ends = []
-        for index, (label, curve) in enumerate(curves.items()):
-            steps, values = _thinned(curve)
-            smooth = _smoothed(values)
-            axes.plot(steps, smooth, color=SERIES[0], alpha=1 - 0.75 * index / len(curves), marker="o" if len(steps) < 3 else "", markersize=4)
-            ends.append((smooth[-1], steps[-1], label))
-        low, high = axes.get_ylim()
-        taken = -math.inf
-        for value, step, label in sorted(ends):
-            taken = max(value, taken + 0.055 * (high - low))
-            axes.annotate(label, (step, value), xytext=(step, taken), textcoords="data", fontsize=SMALL, va="center", ha="left")
-        axes.margins(x=0.04)
-        axes.set_xlabel("step")
-        axes.set_ylabel(what)
-        whole_numbers(axes)
-
-    return drawn(name, alt, (WIDTH, 3.2), draw)
-
-
 def reliability(bins: Sequence[tuple[float, float, int]], alt: str) -> str:
     """(mean prediction, share accepted, count) of each bin: the curve above, the counts below."""
 
@@ -201,7 +159,7 @@ def reliability(bins: Sequence[tuple[float, float, int]], alt: str) -> str:
     return drawn("reliability", alt, (WIDTH, 4.1), draw)
 
 
-def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, float], alt: str, name: str = "step-times") -> str:
+def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, float], alt: str) -> str:
     """Stacked parts of a step, in ms, one bar a row; `marks` gives, per row, the step at which it breaks even."""
     parts = list(dict.fromkeys(part for _, times in rows for part in times))
     look = {
@@ -212,7 +170,7 @@ def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, fl
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         seen: set[str] = set()
-        for row, (label, times) in enumerate(rows):
+        for row, (name, times) in enumerate(rows):
             left = 0.0
             for part, value in times.items():
                 colour, hatch = look[part]
@@ -223,11 +181,11 @@ def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, fl
                 seen.add(part)
                 left += value
             _beside(axes, left, row, f"{left:.1f} ms")
-            if label in marks:
-                axes.plot([marks[label]] * 2, (row - 0.38, row + 0.38), color=INK, linewidth=2)
+            if name in marks:
+                axes.plot([marks[name]] * 2, (row - 0.38, row + 0.38), color=INK, linewidth=2)
         if marks:
             axes.plot([], [], color=INK, linewidth=2, label="pays left of here")
-        axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
@@ -236,7 +194,7 @@ def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, fl
         axes.set_xlabel("ms per step")
         figure.legend(loc="outside upper center", ncols=3)
 
-    return drawn(name, alt, (WIDTH, 1.5 + 0.5 * len(rows)), draw)
+    return drawn("step-times", alt, (WIDTH, 1.5 + 0.5 * len(rows)), draw)
 
 
 def _beside(axes: Axes, x: float, y: float, text: str) -> None:
@@ -247,14 +205,14 @@ def _compact(value: int) -> str:
     return f"{value / 1000:.1f}k" if value >= 1000 else str(value)
 
 
-def _thinned(curve: Curve) -> tuple[list[float], list[float]]:
+def thinned(curve: Curve) -> tuple[list[float], list[float]]:
     """At most POINTS points, each the mean of its neighbours: a page need not hold every step."""
     size = math.ceil(len(curve) / POINTS)
     parts = [curve[start : start + size] for start in range(0, len(curve), size)]
     return [part[-1][0] for part in parts], [math.fsum(value for _, value in part) / len(part) for part in parts]
 
 
-def _smoothed(values: list[float]) -> list[float]:
+def smoothed(values: list[float]) -> list[float]:
     """Mean over a window around each point, a tenth of the curve wide, at most 25 points."""
     half = min(12, len(values) // 20)
     windows = [values[max(0, place - half) : place + half + 1] for place in range(len(values))]

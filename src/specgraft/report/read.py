@@ -25,6 +25,17 @@ class Found:
     timing: dict[str, Any] | None  # stage -> seconds
     data: dict[str, Any] | None  # counts of the answered conversations
     damaged: tuple[str, ...]  # one line each
+    start: Start | None = None  # None: not started from another drafter
+
+
+@dataclass(frozen=True)
+class Start:
+    """The drafter a run went on with (`drafters.warm_from`), and what is known of the run that made it."""
+
+    name: str
+    config: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    missing: str = ""  # why there is no evaluation of that very drafter
 
 
 def found(run: RunDir) -> Found:
@@ -57,7 +68,34 @@ def found(run: RunDir) -> Found:
         timing=one(run.timing, read_json, dict),
         data=one(run.data, read_json, dict),
         damaged=tuple(damaged),
+        start=_start(config),
     )
+
+
+def _start(config: dict[str, Any] | None) -> Start | None:
+    """Of a run folder or a checkpoint inside one. An evaluation of another checkpoint than the one taken does not count."""
+    named = at(config, "drafters", "warm_from")
+    if not isinstance(named, str) or not named:
+        return None
+    folder = Path(named)
+    inside = folder.parent.name == "checkpoints"
+    run = RunDir(folder.parent.parent if inside else folder)
+    name = f"{run.root.name}/{folder.name}" if inside else folder.name
+    if not folder.is_dir():
+        return Start(name, missing="its folder is not there any more")
+    if not run.evaluation.exists():
+        return Start(name, missing="it has no evaluate.json")
+    try:
+        evaluation = read_json(run.evaluation)
+        before = read_json(run.config) if run.config.exists() else None
+        taken = folder.name if inside else max((path.name for path in run.checkpoints.glob("step-*")), default="")
+    except (OSError, ValueError) as error:
+        return Start(name, missing=str(error))
+    measured = at(evaluation, "settings", "checkpoint")
+    measured = Path(measured).name if isinstance(measured, str) else ""
+    if taken and measured and taken != measured:
+        return Start(name, before, missing=f"it was evaluated at {measured}, not at {taken}")
+    return Start(name, before, evaluation)
 
 
 def at(value: Any, *keys: str) -> Any:

@@ -14,14 +14,15 @@ from specgraft.report.read import Found, at, draft_tokens, found
 from specgraft.report.text import plain, printable
 from specgraft.run_dir import RunDir, write_text
 
-# title, what makes it, and how it lies on a wide screen: "half" beside its neighbour, "columns" its blocks side by side
-ORDER: tuple[tuple[str, Callable[[Found], Section], str], ...] = (
+# title, what makes it (None: a run of this kind has no such part), and how it lies on a wide screen:
+# "half" beside its neighbour, "columns" its blocks side by side
+ORDER: tuple[tuple[str, Callable[[Found], Section | None], str], ...] = (
     ("Result", headline.headline, ""),
     ("Gates", sections.gates, ""),
     ("What was run", sections.what_was_run, "columns"),
     ("Loss curves", sections.training, "half"),
     ("Accept length while training", sections.validation, "half"),
-    (onpolicy.TITLE, onpolicy.on_policy, "columns"),
+    (onpolicy.TITLE, onpolicy.on_policy, ""),
     ("Accept length by domain and language", measured.by_group, ""),
     ("Acceptance by draft position", measured.positions, "half"),
     ("Confidence", measured.confidence, "half"),
@@ -48,10 +49,11 @@ def page(run: Found) -> str:
 
     source = files("specgraft.report").joinpath("template.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = [(_guarded(title, make, run), layout) for title, make, layout in ORDER]
     text = environment.from_string(source).render(
         name=run.name,
         subtitle=_subtitle(run),
-        sections=[(_guarded(title, make, run), layout) for title, make, layout in ORDER if title != onpolicy.TITLE or onpolicy.origin(run) != "references"],
+        sections=[(section, layout) for section, layout in made if section is not None],
         damaged=run.damaged,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
@@ -59,7 +61,7 @@ def page(run: Found) -> str:
     return printable(text)
 
 
-def _guarded(title: str, make: Callable[[Found], Section], run: Found) -> Section:
+def _guarded(title: str, make: Callable[[Found], Section | None], run: Found) -> Section | None:
     """A file of a half-finished run can hold anything; it costs its own section, never the page."""
     name = title.lower().replace(" ", "-")
     try:
