@@ -113,10 +113,13 @@ def over_steps(name: str, curve: Curve, label: str, alt: str, digits: int = 2) -
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         end = _pale_and_strong(axes, curve)
-        axes.annotate(f"{end[1]:,.{digits}f}", end, xytext=(-2, 8), textcoords="offset points", ha="right", va="bottom")
+        axes.annotate(
+            f"{end[1]:,.{digits}f}", (1, end[1]), xycoords=axes.get_yaxis_transform(), xytext=(5, 0), textcoords="offset points",
+            va="center", fontsize=SMALL, annotation_clip=False,
+        )  # fmt: skip
         axes.set_xlabel("step")
         axes.set_ylabel(label)
-        axes.margins(y=0.2)
+        axes.margins(x=0.01, y=0.2)
         whole_numbers(axes)
 
     return drawn(name, alt, (WIDTH, 3.1), draw)
