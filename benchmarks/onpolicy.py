@@ -200,7 +200,7 @@ def go_on(
         if len(reached) == len(BUDGETS):
             break
         if spent["seconds"] > LIMIT * budget["seconds"]:
-            reached["slots"] = {"steps": step, **spent, **measured(base, drafter), "stopped": True}
+            reached["slots"] = {"steps": step, **spent, **measured(base, drafter, texts), "stopped": True}
             break
     result = {"method": method, "seed": seed, "budget": budget or spent, "reached": reached}
     write_json(path, result)

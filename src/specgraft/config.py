@@ -138,7 +138,7 @@ class DistillSection(Section):
         "auto",
         description="a label outside the candidates: leave the slot out (`mask`, NeMo), or put it in place of the last one (`inject`, speculators: the target's most likely token is the label); `auto`: inject with preset dflash2_kl",
     )
-    branch_temperature: float = Field(1.0, gt=0, description="branches: the drafter's own temperature when it samples them")
+    branch_temperature: float = Field(1.0, ge=1e-3, description="branches: the drafter's own temperature when it samples them")
     branches_per_anchor: int = Field(1, ge=1, description="branches: independent ones at every anchor")
     prefix_weights: Literal["overlap", "exact"] = Field(
         "overlap", description="branches: a slot weighs the overlaps before it, or (ablation) the accept ratios of the tokens before it"
@@ -170,9 +170,20 @@ class DistillSection(Section):
         return PRESET_SLOTS.get(self.preset, "references") if self.slots == "auto" else self.slots
 
     def check_branches(self, kind: str) -> None:
-        """Raises ValueError for what branches of this kind of drafter cannot teach, naming the key."""
-        if self.origin != "branches":
+        """Raises ValueError for what branches, or rollouts, of this kind of drafter cannot teach, naming the key."""
+        if self.origin == "references":
             return
+        mix = set(self.weights(kind))
+        if self.origin == "rollouts":
+            if odd := sorted(mix - {"confidence"}):
+                raise ValueError(
+                    f'distill.{odd[0]}: rollouts have losses of their own, this is none of them: set distill.preset="draft_opd", or the weight to 0'
+                )
+            if self.slot_sampling:
+                raise ValueError("distill.slot_sampling plays no part in rollouts: set it off")
+            return
+        if not mix - {"confidence"}:
+            raise ValueError('distill: nothing but the confidence would be learnt from branches; set distill.preset="specopd", or give a loss a weight')
         if labelled := [name for name in ("ce", "dpace", "selector") if name in self.weights(kind)]:
             raise ValueError(
                 f"distill.{labelled[0]} takes its labels from the text, and branches are the drafter's own tokens: set it to 0 (or "

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from specgraft.ops.vocab_loss import grouping, naive
 from specgraft.ops.vocab_loss.chunked import weighted_losses
+from specgraft.ops.vocab_loss.fused import can_fuse
 
 DOUBLE = torch.float64
 Found = tuple[torch.Tensor, naive.SlotLosses, dict[str, torch.Tensor]]
@@ -346,3 +347,22 @@ def test_nearly_the_target_over_49152_ids(near: float, of_value: float, of_gradi
         found, exact = alone.chunked(), alone.exact()
         torch.testing.assert_close(getattr(found[1], name).double(), getattr(exact[1], name).detach(), rtol=of_value, atol=0, msg=lambda text, name=name: f"{name}: {text}")
         assert relative(found[2]["hidden"], exact[2]["hidden"]) < of_gradient, name
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("scale", [3.0, 10.0, 40.0])
+@pytest.mark.parametrize("name", ["kl", "rkl", "jsd", "lk_hybrid", "tv"])
+def test_laws_as_far_apart_as_logits_go(name: str, scale: float, fused: bool) -> None:
+    """Log-ratios of hundreds: exp of them is no number, the loss is."""
+    if fused and not can_fuse(torch.device("cpu")):
+        pytest.skip("nothing here to compile with")
+    case = build(12, vocab=50, scale=scale, names=(name,))
+    want_value, want, want_grads = case.exact()
+    for dtype, tolerance in ((DOUBLE, 1e-9), (torch.float32, 2e-4)):
+        value, losses, grads = case.to(dtype).chunked(chunk=5, compute=dtype, fused=fused)
+        assert value.isfinite() and getattr(losses, name).isfinite().all()
+        torch.testing.assert_close(getattr(losses, name).double(), getattr(want, name), rtol=tolerance, atol=tolerance * scale)
+        for key, grad in grads.items():
+            assert grad.isfinite().all()
+            if dtype == DOUBLE:
+                torch.testing.assert_close(grad, want_grads[key], rtol=1e-8, atol=1e-8)

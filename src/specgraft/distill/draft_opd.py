@@ -21,7 +21,7 @@ from specgraft.decode.loop import Timing, clock
 from specgraft.decode.pair import Pair
 from specgraft.decode.pair import pair as pair  # `train` makes one
 from specgraft.distill.batch import Batch, Slots, supervised
-from specgraft.distill.objective import Outcome
+from specgraft.distill.objective import Outcome, objective
 from specgraft.distill.parts import Inputs, by_slot, slot_inputs
 from specgraft.distill.ranks import LEAST, total, world
 from specgraft.distill.rollouts import Rollouts, roll_out, streams
@@ -58,6 +58,8 @@ def draft_opd(
     mix = options.weights(drafter.config.kind)
     if odd := sorted(set(mix) - {"confidence"}):
         raise ValueError(f'distill: rollouts have losses of their own, {", ".join(odd)} is none of them: set distill.preset="draft_opd", or the weight to 0')
+    if batch.loss_mask is not None and not bool(batch.loss_mask.any()):  # every answer was cut away: a step without slots
+        return objective(drafter, both.shared, batch, options.model_copy(update={"ce": 1.0}), compute)
     began, timing = clock(), Timing()
     timed = both.target.device.type == "cpu"  # elsewhere the parts are told apart by waiting for each, which costs time
     rolled = roll_out(both, batch, timing if timed else None, limit, compute)

@@ -64,7 +64,7 @@ def train(
     }
     reader = ShardReader(run.features, "train", header, keep=splits["train"])
     held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
-    refuse_nothing_to_learn(part.max_length, [c for c in conversations if c.split == "train"])
+    refuse_nothing_to_learn(part.max_length, [c for c in conversations if c.split == "train"], 1 if config.distill.origin == "branches" else 2)
     found = checkpoints(run.checkpoints)
     drafter = new_drafter(config, target, header["taps"], conversations, start=not found)
     shared = Shared.of(target, mask_token(config, target))
@@ -92,7 +92,7 @@ def train(
             seconds = time.monotonic() - began
             row = summary(outcome, seconds)
             if not math.isfinite(row["loss"]) or not math.isfinite(norm):
-                raise ValueError(f"train: step {step + 1} has loss {row['loss']} and gradient norm {norm}: lower train.lr")
+                raise ValueError(f"train: step {step + 1} has loss {row['loss']} and gradient norm {norm}: lower train.lr, or start from a drafter that is nearer to the target")
             done = step + 1
             metrics.add(kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=seconds, **row)
             last = done == part.steps
@@ -125,13 +125,15 @@ def learner(
     return lambda batch, step: objective(drafter, shared, batch, options, compute, step_generator(seed, step, "slots"))
 
 
-def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation]) -> None:
-    """Counts the rows without an anchor (two tokens of the answer inside `max_length`). Raises ValueError when none has one."""
-    empty = sum(min(len(c.input_ids), max_length) < c.prompt_length + 2 for c in conversations)
+def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation], least: int = 2) -> None:
+    """Counts the rows without an anchor (`least` tokens of the answer inside `max_length`). Raises ValueError when none has one."""
+    empty = sum(min(len(c.input_ids), max_length) < c.prompt_length + least for c in conversations)
+    tokens = "two tokens" if least == 2 else "a token"
     if empty == len(conversations):
-        raise ValueError(f"train.max_length={max_length}: no answer has two tokens inside it, there is nothing to learn; raise it")
+        raise ValueError(f"train.max_length={max_length}: no answer has {tokens} inside it, there is nothing to learn; raise it")
     if empty:
-        say(f"train: {empty} of {len(conversations)} answers have fewer than two tokens inside train.max_length={max_length}")
+        fewer = "fewer than two tokens" if least == 2 else "no token"
+        say(f"train: {empty} of {len(conversations)} answers have {fewer} inside train.max_length={max_length}")
 
 
 BY_SLOT = ("alpha", "hit", "recall", "mass", "oracle", "path")  # one plus the sum of `oracle` or `path` is an accept length

@@ -19,7 +19,7 @@ import torch
 
 from specgraft.log import say
 from specgraft.ops.vocab_loss.naive import ALPHA_FLOOR
-from specgraft.ops.vocab_loss.pointwise import DIVERGENCE, OVERLAP
+from specgraft.ops.vocab_loss.pointwise import DIVERGENCE, FAR, OVERLAP, beyond
 
 
 def can_fuse(device: torch.device) -> bool:
@@ -131,20 +131,21 @@ def _draft_kernel(names: frozenset[str], weighted: frozenset[str], eta: float, s
             if divergence:
                 ratio = log_p - log_q
             if "kl" in names:
-                out["kl"] = (p * torch.where(p > 0, torch.expm1(-ratio) + ratio, 0.0)).sum(-1)  # all terms >= 0
+                out["kl"] = (p * torch.where(p > 0, torch.expm1((-ratio).clamp(max=FAR)) + ratio, 0.0)).sum(-1) + beyond(q, p)  # all terms >= 0
             if "rkl" in names:
-                out["rkl"] = (q * torch.where(q > 0, torch.expm1(ratio) - ratio, 0.0)).sum(-1)
+                out["rkl"] = (q * torch.where(q > 0, torch.expm1(ratio.clamp(max=FAR)) - ratio, 0.0)).sum(-1) + beyond(p, q)
             if "jsd" in names:
                 mix = torch.logaddexp(log_p, log_q) - math.log(2)
                 of_q = (q * (log_q - mix)).sum(-1)
-                parts = (p * (torch.expm1(mix - log_p) - (mix - log_p)), q * (torch.expm1(mix - log_q) - (mix - log_q)))
-                out["jsd"] = (parts[0].sum(-1) + parts[1].sum(-1)) / 2
+                middle, far = torch.exp(mix), (mix - log_p, mix - log_q)
+                parts = (p * (torch.expm1(far[0].clamp(max=FAR)) - far[0]), q * (torch.expm1(far[1].clamp(max=FAR)) - far[1]))
+                out["jsd"] = (parts[0].sum(-1) + parts[1].sum(-1) + beyond(middle, p) + beyond(middle, q)) / 2
             if overlap:
                 gap = p - q
                 below = gap > 0
                 out["tv"] = torch.where(below, gap, 0.0).sum(-1)
                 out["l1"] = 2 * out["tv"]
-                out["alpha"] = torch.minimum(p, q).sum(-1) if "lk_alpha" in names else 1 - out["tv"]
+                out["alpha"] = torch.minimum(p, q).sum(-1) if "lk_alpha" in names else (1 - out["tv"]).clamp_min(0)
                 missed = torch.where(below, q, 0.0).sum(-1)  # <q,b>
             if "lk_alpha" in names:
                 out["lk_alpha"] = -out["alpha"].clamp_min(ALPHA_FLOOR).log()

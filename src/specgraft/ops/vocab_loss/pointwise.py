@@ -19,6 +19,7 @@ Named = Mapping[str, torch.Tensor]  # loss name -> [n]
 
 OVERLAP = frozenset(("tv", "l1", "alpha", "lk_alpha", "lk_hybrid"))
 DIVERGENCE = frozenset(("kl", "rkl", "jsd", "lk_hybrid"))
+FAR = 30.0  # log-ratios above it are left to `beyond`: exp of a few times that is no float32
 
 
 def expand(names: Collection[str]) -> frozenset[str]:
@@ -134,16 +135,20 @@ class Pointwise:
         ratio = torch.sub(log_p, z, out=self.scratch("ratio", len(z)))
         work = self.scratch("gap", len(z))  # sums of terms that are all >= 0, as sum p = sum q = 1: no digits cancel
         if "kl" in out:
-            out["kl"].copy_(torch.linalg.vecdot(p, torch.neg(ratio, out=work).expm1_().add_(ratio)))
+            out["kl"].copy_(torch.linalg.vecdot(p, torch.neg(ratio, out=work).clamp_max_(FAR).expm1_().add_(ratio)))
+            out["kl"].add_(beyond(q, p, work))
         if "rkl" in out:
-            out["rkl"].copy_(torch.linalg.vecdot(q, torch.expm1(ratio, out=work).sub_(ratio)))
+            out["rkl"].copy_(torch.linalg.vecdot(q, torch.clamp(ratio, max=FAR, out=work).expm1_().sub_(ratio)))
+            out["rkl"].add_(beyond(p, q, work))
         if "jsd" in out:
             mix = torch.logaddexp(log_p, z, out=self.scratch("mix", len(z))).sub_(math.log(2))
+            middle = mix.exp()
             far = torch.sub(mix, log_p, out=work)
-            of_p = torch.linalg.vecdot(p, far.expm1().sub_(far))
+            of_p = torch.linalg.vecdot(p, far.clamp(max=FAR).expm1_().sub_(far)) + beyond(middle, p, work)
             torch.sub(z, mix, out=mix)
-            torch.neg(mix, out=work).expm1_().add_(mix)
-            out["jsd"].copy_((of_p + torch.linalg.vecdot(q, work)) / 2)
+            torch.neg(mix, out=work).clamp_max_(FAR).expm1_().add_(mix)
+            of_q = torch.linalg.vecdot(q, work) + beyond(middle, q, work)
+            out["jsd"].copy_((of_p + of_q) / 2)
 
     def _overlap(self, z: torch.Tensor, q: torch.Tensor, p: torch.Tensor, out: Named) -> None:
         """tv, l1, alpha, lk_alpha. z becomes q b, b = 1[q < p]."""
@@ -156,7 +161,7 @@ class Pointwise:
         torch.sum(gap.clamp_min_(0), -1, out=out["tv"])  # sum |p - q| = 2 sum (p - q)+
         torch.mul(out["tv"], 2, out=out["l1"])
         if "lk_alpha" not in out:
-            torch.sub(1, out["tv"], out=out["alpha"])
+            torch.sub(1, out["tv"], out=out["alpha"]).clamp_min_(0)
 
     def _gradient(
         self, z: torch.Tensor, q: torch.Tensor, law: Law | None, labels: torch.Tensor, out: Named, weights: Named
@@ -191,6 +196,11 @@ class Pointwise:
             z.sub_(torch.mul(law.p, w_kl[:, None], out=work))
         if "ce" in weights:
             z.scatter_add_(-1, labels[:, None], -w_ce[:, None])
+
+
+def beyond(high: torch.Tensor, low: torch.Tensor, work: torch.Tensor | None = None) -> torch.Tensor:
+    """What low (exp(min(r, FAR)) - 1) leaves out of high - low, r = log(high/low), summed: only ids with r > FAR count."""
+    return torch.sub(high, low * math.exp(FAR), out=work).clamp_min_(0).sum(-1)
 
 
 def _log_total(value: torch.Tensor, law: torch.Tensor) -> torch.Tensor:
