@@ -42,7 +42,9 @@ class Outcome:
 def forward(drafter: Drafter, shared: Shared, batch: Batch, compute: torch.dtype) -> torch.Tensor:
     """h [B,N,G,D] of every block; products in `compute`."""
     half = compute not in (torch.float32, torch.float64)
-    texts = batch.texts if half else replace(batch.texts, taps=batch.texts.taps.to(drafter.fc.weight.dtype))
+    texts = batch.texts
+    if not half and texts.taps.dtype in (torch.bfloat16, torch.float16):
+        texts = replace(texts, taps=texts.taps.to(compute))
     with torch.autocast(batch.last.device.type, dtype=compute, enabled=half):
         return drafter(shared, texts, batch.anchors.position)
 
