@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from compared import accepted, borrowed, run
 from specgraft.config import RunConfig, load_config, parse_override, validate
-from specgraft.evaluate import metrics
-from specgraft.evaluate.stage import decoded, held_out, load_pair
+from specgraft.evaluate.stage import held_out, load_pair
 from specgraft.run import Session
 from specgraft.run_dir import RunDir, read_json, write_json
 from specgraft.train.checkpoint import latest
@@ -44,41 +44,28 @@ def folder_of(base: Session, config: RunConfig, kind: str, seed: int) -> RunDir:
     """A run folder that shares the base run's answers and features; other settings have another one."""
     parts = {name: getattr(config, name).model_dump(mode="json") for name in ("target", "drafters", "distill", "train", "evaluate")}
     settings = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
-    root = base.run.root / "drafters" / f"{kind}-{seed}-{settings}"
-    root.mkdir(parents=True, exist_ok=True)
-    for name in ("regen", "features"):
-        if not (root / name).exists():
-            (root / name).symlink_to(getattr(base.run, name).resolve())
-    return RunDir(root)
+    return borrowed(base, "drafters", f"{kind}-{seed}-{settings}")
 
 
 def measure(base: Session, kind: str, seed: int) -> dict[str, Any]:
     """Trains and decodes one drafter, or reads what an earlier run of this command measured."""
     config = variant(base.config, kind, seed)
-    run = folder_of(base, config, kind, seed)
-    result_path = run.root / "accept.json"
+    own = folder_of(base, config, kind, seed)
+    result_path = own.root / "accept.json"
     if result_path.exists():
         return read_json(result_path)
     conversations = base.conversations()
     began = time.process_time()
-    train(config, run, base.target, base.header, conversations)
+    train(config, own, base.target, base.header, conversations)
     trained = time.process_time() - began
-    folder = latest(run.checkpoints)
+    folder = latest(own.checkpoints)
     both = load_pair(config, folder, config.evaluate.dtype)
-    texts = held_out(config, run, [c.prompt_id for c in conversations if c.split == "heldout"])
+    texts = held_out(config, own, [c.prompt_id for c in conversations if c.split == "heldout"])
     result: dict[str, Any] = {
         "kind": kind, "seed": seed, "steps": config.train.steps, "processor_seconds": trained,
         "parameters": sum(p.numel() for p in both.drafter.parameters()),
     }  # fmt: skip
-    for name, temperature, count in (("t0", 0.0, config.evaluate.prompts), ("t1", 1.0, config.evaluate.sampled_prompts)):
-        requests = decoded(both, texts[:count], config, temperature)
-        rounds = [request.rounds for request in requests]
-        result[name] = {
-            "accept_length": metrics.accept_length(rounds),
-            "accept_length_pooled": metrics.accept_length_pooled(rounds),
-            "survival": metrics.survival([v for mine in rounds for v in mine], both.drafter.config.draft_tokens),
-            "per_request": [metrics.accept_length([mine]) for mine in rounds],
-        }
+    result |= accepted(both, texts, config)[0]
     write_json(result_path, result)
     return result
 
@@ -109,11 +96,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="dspark,dflash,mtp", help="commas between; kind+key=value for settings of one")
     parser.add_argument("--seeds", default="0,1,2", help="commas between")
     parser.add_argument("--json", type=Path, help="every row, and the config")
-    args = parser.parse_args()
-    try:
-        compare(args)
-    except ValueError as error:
-        parser.error(str(error))  # one line, exit code 2
+    run(parser, compare)
 
 
 def compare(args: argparse.Namespace) -> None:

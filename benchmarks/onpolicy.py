@@ -19,27 +19,26 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from compared import accepted, borrowed, features, prepare, run
 from specgraft.config import RunConfig, load_config, parse_override, validate
 from specgraft.decode.pair import pair
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.precision import at_precision
 from specgraft.drafters.shared import Shared
-from specgraft.drafters.store import load_drafter
-from specgraft.evaluate import metrics
+from specgraft.drafters.store import WEIGHTS, load_drafter
 from specgraft.evaluate.predicted import predict
-from specgraft.evaluate.stage import decoded, held_out, prompt_of
+from specgraft.evaluate.stage import held_out, prompt_of
 from specgraft.log import Metrics
-from specgraft.records import ids_digest
 from specgraft.run import Session
 from specgraft.run_dir import read_json, write_json
-from specgraft.stream.shards import ShardReader
-from specgraft.targets.load import load_target
+from specgraft.targets.load import digest, load_target
 from specgraft.targets.model import Target
 from specgraft.targets.sampling import Law
 from specgraft.train.batch import step_batches
@@ -62,6 +61,12 @@ class Base:
     start: Path  # checkpoint
     judge: Target  # at the precision of evaluation
 
+    @cached_property
+    def inputs(self) -> list[str]:
+        """Digests of what results depend on beside settings: the starting weights, and the features (their manifest names the
+        target's weights)."""
+        return [digest(self.start / WEIGHTS), features(self.session).digest()]
+
 
 def with_settings(config: RunConfig, settings: dict[str, Any], where: str) -> RunConfig:
     data = config.model_dump(mode="json")
@@ -69,19 +74,6 @@ def with_settings(config: RunConfig, settings: dict[str, Any], where: str) -> Ru
         section, key = name.split(".")
         data[section][key] = value
     return validate(data, where)
-
-
-def captured(session: Session) -> bool:
-    """Whether every answer has its features: then nothing is made, and the gates, which take longer than a continuation, have passed."""
-    try:
-        conversations = session.conversations()
-        for split in ("train", "heldout"):
-            keep = {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split}
-            if len(ShardReader(session.run.features, split, session.header, keep=keep)) < len(keep):
-                return False
-    except ValueError:
-        return False
-    return True
 
 
 def judge_of(session: Session) -> Target:
@@ -98,13 +90,9 @@ def start_of(session: Session, kind: str, given: dict[str, str], judge: Target) 
         return Base(session, config, session.run.root / "onpolicy" / kind, Path(given[kind]), judge)
     parts = {name: getattr(config, name).model_dump(mode="json") for name in ("target", "drafters", "distill", "train")}
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
-    run = type(session.run)(session.run.root / "onpolicy" / f"start-{kind}-{name}")
-    run.root.mkdir(parents=True, exist_ok=True)
-    for link in ("regen", "features"):
-        if not (run.root / link).exists():
-            (run.root / link).symlink_to(getattr(session.run, link).resolve())
-    train(config, run, session.target, session.header, session.conversations())
-    return Base(session, config, session.run.root / "onpolicy" / kind, latest(run.checkpoints), judge)
+    own = borrowed(session, "onpolicy", f"start-{kind}-{name}")
+    train(config, own, session.target, session.header, session.conversations())
+    return Base(session, config, session.run.root / "onpolicy" / kind, latest(own.checkpoints), judge)
 
 
 def measured(base: Base, drafter: Drafter, texts: list[list[int]] | None = None) -> dict[str, Any]:
@@ -113,18 +101,10 @@ def measured(base: Base, drafter: Drafter, texts: list[list[int]] | None = None)
     `expected`: that of fixed texts drawn by the target at T=1, by the exact expectation over rounds (algorithms.md 3.12): no
     draws, so that small changes show. Without `texts` those of this very decoding are taken, and given back as "texts".
     """
-    config, found, target = base.config, {}, base.judge
+    config, target = base.config, base.judge
     both = pair(target, at_precision(copy.deepcopy(drafter).eval(), target.dtype))
     prompts = held_out(config, base.session.run, [c.prompt_id for c in base.session.conversations() if c.split == "heldout"])
-    for name, temperature, count in (("t0", 0.0, config.evaluate.prompts), ("t1", 1.0, config.evaluate.sampled_prompts)):
-        requests = decoded(both, prompts[:count], config, temperature)
-        rounds = [request.rounds for request in requests]
-        found[name] = {
-            "accept_length": metrics.accept_length(rounds),
-            "accept_length_pooled": metrics.accept_length_pooled(rounds),
-            "survival": metrics.survival([v for mine in rounds for v in mine], drafter.config.draft_tokens),
-            "per_request": [metrics.accept_length([mine]) for mine in rounds],
-        }
+    found, requests = accepted(both, prompts, config)
     if texts is None:
         texts = found["texts"] = [request.output for request in requests]
     each = [predict(both, prompt_of(prompt), text, Law(1.0)) for prompt, text in zip(prompts, texts, strict=False)]
@@ -150,16 +130,13 @@ def go_on(
         settings[".".join(keys) if len(keys) == 2 else f"distill.{keys[-1]}"] = value
     config = with_settings(base.config, settings, method)
     parts = {name: getattr(config, name).model_dump(mode="json") for name in ("target", "drafters", "distill", "train", "evaluate")}
-    name = hashlib.sha256(json.dumps([parts, budget], sort_keys=True).encode()).hexdigest()[:8]
+    name = hashlib.sha256(json.dumps([parts, budget, base.inputs], sort_keys=True).encode()).hexdigest()[:8]
     path = base.folder / f"{method}-{seed}-{name}.json"
     if path.exists():
         return read_json(path)
     session, target = base.session, base.session.target
     conversations = session.conversations()
-    reader = ShardReader(
-        session.run.features, "train", session.header,
-        keep={c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == "train"},
-    )  # fmt: skip
+    reader = features(session)
     drafter = new_drafter(config, target, session.header["taps"], conversations)
     drafter.train()
     shared, optimizer = Shared.of(target, mask_token(config, target)), Optimizer(drafter, config.train)
@@ -266,14 +243,12 @@ def compare(args: argparse.Namespace) -> None:
         torch.set_num_threads(session.config.run.threads)
     given = dict(text.split("=", 1) for text in args.start)
     methods, seeds = args.methods.split(","), [int(seed) for seed in args.seeds.split(",")]
-    if not captured(session):
-        session.regen()
-        session.capture()
+    prepare(session)
     found: dict[str, Any] = {}
     judge = judge_of(session)
     for kind in args.kinds.split(","):
         base = start_of(session, kind, given, judge)
-        cached = base.folder / f"start-{hashlib.sha256(f'{base.start}{base.config.evaluate}'.encode()).hexdigest()[:8]}.json"
+        cached = base.folder / f"start-{hashlib.sha256(f'{base.inputs}{base.config.evaluate}'.encode()).hexdigest()[:8]}.json"
         if not cached.exists():
             cached.parent.mkdir(parents=True, exist_ok=True)
             write_json(cached, measured(base, load_drafter(base.start, judge.device)))
@@ -305,11 +280,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-5, help="of every continuation")
     parser.add_argument("--start", action="append", default=[], help="KIND=FOLDER of a checkpoint to start from")
     parser.add_argument("--json", type=Path, help="every row, and the config")
-    args = parser.parse_args()
-    try:
-        compare(args)
-    except ValueError as error:
-        parser.error(str(error))  # one line, exit code 2
+    run(parser, compare)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,11 @@ from typing import Any
 
 import torch
 
-from onpolicy import captured
+from compared import features, prepare, run
 from specgraft.config import RunConfig, load_config, validate
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
-from specgraft.records import ids_digest
 from specgraft.run import Session
-from specgraft.stream.shards import ShardReader
 from specgraft.train.batch import step_batches
 from specgraft.train.optimizer import Optimizer
 from specgraft.train.setup import mask_token, new_drafter
@@ -49,10 +47,7 @@ class Method:
         self.optimizer = Optimizer(self.drafter, part)
         shared = Shared.of(target, mask_token(self.config, target))
         self.learn = learner(self.config, self.config.distill, target, self.drafter, shared, None)
-        reader = ShardReader(
-            session.run.features, "train", session.header,
-            keep={c.prompt_id: ids_digest(c.input_ids) for c in session.conversations() if c.split == "train"},
-        )  # fmt: skip
+        reader = features(session)
         ends = target.end_ids if self.config.distill.origin == "branches" else None
         self.batches = step_batches(
             reader, part.rows, part.anchors, self.config.drafters.draft_tokens, part.max_length, self.config.run.seed, 0, 10**9,
@@ -95,9 +90,7 @@ def compare(args: argparse.Namespace) -> None:
     session = Session(config)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    if not captured(session):
-        session.regen()
-        session.capture()
+    prepare(session)
     if args.start:
         data = config.model_dump(mode="json")
         data["drafters"] |= {"warm_from": args.start, "warm_layers": "none", "warm_fc": "none", "warm_markov": False}
@@ -147,11 +140,7 @@ def main() -> None:
     parser.add_argument("--anchors", default="32,64", help="of SpecOPD, per reference; commas between")
     parser.add_argument("--branches", type=int, default=1, help="of SpecOPD, per anchor")
     parser.add_argument("--json", type=Path, help="ratios of the best SpecOPD line, and every row")
-    args = parser.parse_args()
-    try:
-        compare(args)
-    except ValueError as error:
-        parser.error(str(error))  # one line, exit code 2
+    run(parser, compare)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,15 @@ from specgraft.drafters.shared import Shared
 from specgraft.records import ProposalTree, TargetScores
 from specgraft.targets.model import Target
 
+KINDS: dict[str, dict[str, Any]] = {
+    "mtp": {"kind": "mtp"},
+    "dflash": {"kind": "dflash"},
+    "dflash2": {"kind": "dflash2", "conv_group": 8, "selector_rank": 6, "selector_top_k": 6},
+    "vanilla": {"rank": 6},
+    "gated": {"rank": 6, "markov_head": "gated"},
+    "rnn": {"rank": 6, "markov_head": "rnn"},
+}
+
 
 class AloneScorer:
     """Scores every branch in a pass of its own, [stem up to the anchor, branch], eager attention, no cache."""

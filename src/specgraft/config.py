@@ -169,22 +169,24 @@ class DistillSection(Section):
         """Where the supervised slots come from."""
         return PRESET_SLOTS.get(self.preset, "references") if self.slots == "auto" else self.slots
 
-    def check_branches(self, kind: str) -> None:
+    def check_origin(self, kind: str) -> None:
         """Raises ValueError for what branches, or rollouts, of this kind of drafter cannot teach, naming the key."""
+        mix = set(self.weights(kind))
+        if self.preset == "draft_opd" and self.origin != "rollouts" and not mix - {"confidence"}:
+            raise ValueError('distill.preset="draft_opd" learns from rollouts: leave distill.slots at "auto", or take another preset')
         if self.origin == "references":
             return
-        mix = set(self.weights(kind))
         if self.origin == "rollouts":
             if odd := sorted(mix - {"confidence"}):
                 raise ValueError(
-                    f'distill.{odd[0]}: rollouts have losses of their own, this is none of them: set distill.preset="draft_opd", or the weight to 0'
+                    f'distill.{odd[0]}: rollouts have losses of their own and {", ".join(odd)} is none of them: set distill.preset="draft_opd", or the weight to 0'
                 )
             if self.slot_sampling:
                 raise ValueError("distill.slot_sampling plays no part in rollouts: set it off")
             return
         if not mix - {"confidence"}:
             raise ValueError('distill: nothing but the confidence would be learnt from branches; set distill.preset="specopd", or give a loss a weight')
-        if labelled := [name for name in ("ce", "dpace", "selector") if name in self.weights(kind)]:
+        if labelled := [name for name in ("ce", "dpace", "selector") if name in mix]:
             raise ValueError(
                 f"distill.{labelled[0]} takes its labels from the text, and branches are the drafter's own tokens: set it to 0 (or "
                 'distill.preset="specopd"), or distill.slots="references"'
@@ -279,7 +281,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        self.distill.check_branches(self.drafters.kind)
+        self.distill.check_origin(self.drafters.kind)
         part, warm = self.drafters, self.drafters.warm_layers
         if isinstance(part.layer_types, list) and len(part.layer_types) != part.layers:
             raise ValueError(

@@ -95,6 +95,9 @@ class ProposalTree:
     anchors: torch.Tensor  # [N] long, places in 0..S-1, in any order, may repeat
     branches: torch.Tensor  # [N, W] long, token ids; W may be 0
 
+    def to(self, device: torch.device) -> ProposalTree:
+        return ProposalTree(self.stem, self.anchors.to(device), self.branches.to(device))
+
     @property
     def positions(self) -> torch.Tensor:
         """[N, W] semantic position of every node."""

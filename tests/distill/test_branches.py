@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from branches_by_hand import KINDS
 from by_hand import F64, randomised
 from specgraft.distill.anchors import Anchors, branch_anchors, branch_points
 from specgraft.distill.batch import Batch, supervised
@@ -21,16 +22,6 @@ from specgraft.drafters.walk import walk
 from specgraft.ops.sampling import Law
 from specgraft.records import Features, TargetScores
 from specgraft.train.batch import collate, step_generator
-
-KINDS: dict[str, dict[str, Any]] = {
-    "mtp": {"kind": "mtp"},
-    "dflash": {"kind": "dflash"},
-    "dflash2": {"kind": "dflash2", "conv_group": 8, "selector_rank": 6, "selector_top_k": 6},
-    "vanilla": {"rank": 6},
-    "gated": {"rank": 6, "markov_head": "gated"},
-    "rnn": {"rank": 6, "markov_head": "rnn"},
-}
-
 
 # --- anchors
 

@@ -6,6 +6,7 @@ Legend: R rows, V vocabulary.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,6 +215,17 @@ def test_half_precision_is_near(tiny_target, tiny_drafter, dtype, compute) -> No
     half = draft_opd(single, batch_of_texts(*some_prompts()), OPTIONS, compute)
     half.loss.backward()
     assert float(half.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "dflash", "dflash2"])
+def test_a_step_whose_answers_were_all_cut_away_moves_nothing(tiny_target, tiny_drafter, kind) -> None:
+    both = make(tiny_target, tiny_drafter, kind)
+    batch = batch_of_texts(*some_prompts())
+    empty = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask), anchors=replace(batch.anchors, mask=torch.zeros_like(batch.anchors.mask)))
+    outcome = draft_opd(both, empty, OPTIONS, F64)
+    outcome.loss.backward()
+    assert float(outcome.sums["count"].sum()) == 0 == float(outcome.loss.detach())
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in both.drafter.parameters())
 
 
 def test_other_losses_are_refused(tiny_target, tiny_drafter) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from branches_by_hand import AloneScorer, Branch, answers_batch, branches_of, loss_of_branches
+from branches_by_hand import KINDS, AloneScorer, Branch, answers_batch, branches_of, loss_of_branches
 from by_hand import F64, divergences, randomised, same_gradients
 from specgraft.config import DistillSection, validate
 from specgraft.distill import objective, selector
@@ -36,14 +36,6 @@ from specgraft.train.stage import summary
 
 VOCAB, G, ENDS = 20, 3, (4, 7)
 OPTIONS = DistillSection(preset="specopd", chunk_rows=4)
-KINDS: dict[str, dict[str, Any]] = {
-    "mtp": {"kind": "mtp"},
-    "dflash": {"kind": "dflash"},
-    "dflash2": {"kind": "dflash2", "conv_group": 8, "selector_rank": 6, "selector_top_k": 6},
-    "vanilla": {"rank": 6},
-    "gated": {"rank": 6, "markov_head": "gated"},
-    "rnn": {"rank": 6, "markov_head": "rnn"},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -506,6 +498,7 @@ def test_a_tiny_run_raises_acceptance(make) -> None:
         ("dflash2", {"preset": "specopd", "selector": 1.0}, "selector"), ("dflash2", {"preset": "dflash2_kl", "slots": "branches"}, "selector"),
         ("dspark", {"preset": "specopd", "e2e_tv": 0.0, "kl": 1.0, "slot_sampling": True}, "slot_sampling"),
         ("dspark", {"preset": "specopd", "prefix_weights": "exact", "branch_temperature": 0.7}, "prefix_weights"),
+        ("dspark", {"preset": "e2e_tv", "slots": "branches", "ce": 1.0}, "ce"),
     ],
 )  # fmt: skip
 def test_what_branches_cannot_teach_is_refused_by_key_when_the_run_file_is_read(make, kind: str, section: dict[str, Any], key: str) -> None:
@@ -517,7 +510,23 @@ def test_what_branches_cannot_teach_is_refused_by_key_when_the_run_file_is_read(
     validate({"drafters": {"kind": kind}, "distill": {**section, "preset": "e2e_tv", "slots": "references", "branch_temperature": 1.0, "slot_sampling": False}}, "test")
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"slots": "rollouts"}, {"preset": "specopd", "slots": "rollouts"}, {"preset": "draft_opd", "kl": 1.0}, {"preset": "draft_opd", "slot_sampling": True},
+        {"preset": "draft_opd", "slots": "branches"}, {"preset": "draft_opd", "slots": "references"}, {"preset": "specopd", "e2e_tv": 0.0},
+        {"preset": "specopd", "branch_temperature": 1e-45},
+    ],
+)  # fmt: skip
+def test_what_teaches_nothing_is_refused_when_the_run_file_is_read(section: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"distill") as caught:
+        validate({"drafters": {"kind": "dspark"}, "distill": section}, "test")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_scorer_that_answers_another_tree_is_refused(make) -> None:
     case = make("vanilla")
+    with pytest.raises(ValueError, match="trees and answered 0"):
+        case.step(score=lambda stems, trees: [])
     with pytest.raises(ValueError, match="the scorer gave states of shape"):
         case.step(score=lambda stems, trees: [TargetScores(torch.zeros(1, 1, 32)) for _ in trees])

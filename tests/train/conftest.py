@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specgraft.capture.stage import capture, feature_header
 from specgraft.config import RunConfig
 from specgraft.records import Conversation, ids_digest
 from specgraft.run_dir import RunDir
 from specgraft.targets.model import Target
+from specgraft.train.checkpoint import checkpoints
 from specgraft.train.stage import train
 
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -74,5 +76,34 @@ def ready(captured: Path, tiny_target, tmp_path: Path) -> Callable[[str], Ready]
 
     def make(name: str = "run") -> Ready:
         return Ready(RunDir(Path(shutil.copytree(captured, tmp_path / name))), lambda: tiny_target(markov=3.0))
+
+    return make
+
+
+@pytest.fixture
+def broken_off(ready, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunDir, RunDir]]:
+    """Trains twice, the second time broken off in its sixth step and gone on with; their checkpoints are the same bit for bit."""
+
+    def make(module: Any, step: str, *args: Any, **changes: Any) -> tuple[RunDir, RunDir]:
+        straight, stopped = ready("straight"), ready("stopped")
+        straight.train(*args, **changes)
+        real, calls = getattr(module, step), []
+
+        def stop(*given: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 6:
+                raise KeyboardInterrupt
+            return real(*given)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, step, stop)
+            stopped.train(*args, **changes)
+        assert [path.name for path in checkpoints(stopped.run.checkpoints)] == ["step-000003"]
+        stopped.train(*args, **changes)
+        for a, b in zip(checkpoints(straight.run.checkpoints), checkpoints(stopped.run.checkpoints), strict=True):
+            for name in ("drafter.safetensors", "optimizer.safetensors"):
+                left, right = load_file(a / name), load_file(b / name)
+                assert set(left) == set(right) and all(torch.equal(left[key], right[key]) for key in left), (a.name, name)
+        return straight.run, stopped.run
 
     return make

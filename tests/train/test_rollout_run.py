@@ -5,35 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from specgraft.distill import draft_opd as module
 from specgraft.log import read_metrics
-from specgraft.train.checkpoint import checkpoints
 
 ROLLOUTS: dict[str, Any] = {"preset": "draft_opd"}
 
 
-def test_six_steps_equal_three_and_three(ready, monkeypatch: pytest.MonkeyPatch) -> None:
-    straight, stopped = ready("straight"), ready("stopped")
-    straight.train(distill=ROLLOUTS)
-    real, calls = module.draft_opd, []
-
-    def stop(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module, "draft_opd", stop)
-        stopped.train(distill=ROLLOUTS)
-    assert [path.name for path in checkpoints(stopped.run.checkpoints)] == ["step-000003"]
-    stopped.train(distill=ROLLOUTS)
-    for a, b in zip(checkpoints(straight.run.checkpoints), checkpoints(stopped.run.checkpoints), strict=True):
-        left, right = load_file(a / "drafter.safetensors"), load_file(b / "drafter.safetensors")
-        assert set(left) == set(right) and all(torch.equal(left[key], right[key]) for key in left), a.name
+def test_six_steps_equal_three_and_three(broken_off) -> None:
+    broken_off(module, "draft_opd", distill=ROLLOUTS)
 
 
 def test_what_a_step_reports(ready) -> None:

@@ -108,6 +108,8 @@ def score_branches(grafts: Sequence[Graft], score: Scorer, tokens: torch.Tensor,
     if not grafts or not tokens.shape[2]:
         return nodes
     scores = score([each.stem for each in grafts], [each.tree for each in grafts])
+    if len(scores) != len(grafts):
+        raise ValueError(f"the scorer was asked for {len(grafts)} trees and answered {len(scores)}")
     for each, one in zip(grafts, scores, strict=True):
         wanted = (*each.tree.branches.shape, last.shape[-1])
         if tuple(one.hidden.shape) != wanted:

@@ -55,9 +55,7 @@ def draft_opd(
     Raises ValueError for another loss in the mix than the confidence, and as `roll_out`.
     """
     drafter = both.drafter
-    mix = options.weights(drafter.config.kind)
-    if odd := sorted(set(mix) - {"confidence"}):
-        raise ValueError(f'distill: rollouts have losses of their own, {", ".join(odd)} is none of them: set distill.preset="draft_opd", or the weight to 0')
+    options.check_origin(drafter.config.kind)
     if batch.loss_mask is not None and not bool(batch.loss_mask.any()):  # every answer was cut away: a step without slots
         return objective(drafter, both.shared, batch, options.model_copy(update={"ce": 1.0}), compute)
     began, timing = clock(), Timing()

@@ -36,7 +36,7 @@ def onpolicy(
     `score` gives the target's states at the nodes; end_ids: tokens behind which a branch is over. Branches and the target's
     laws are constants: gradients go through the drafter's laws and the prefix products. `compute` as in `objective`.
     """
-    options.check_branches(drafter.config.kind)
+    options.check_origin(drafter.config.kind)
     refuse_idle(drafter, options)
     clock, many = Clock(batch.last.device), options.branches_per_anchor
     hidden = forward(drafter, shared, batch, compute)  # [B,N,G,D]: blocks read no drafted token, so that one pass serves all

@@ -18,6 +18,8 @@ import torch
 from torch.nn import functional as F
 
 from specgraft.ops.gated_delta.chunked import Record
+from specgraft.ops.sparse_choice.vectorised import choose_branches, choose_rows, own_groups
+from specgraft.ops.tree_attention.two_part import tree_attention
 from specgraft.records import ProposalTree
 from specgraft.targets.masked import attend_masked, causal_mask
 
@@ -126,8 +128,6 @@ class StemPart(Part):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=heads.scale, enable_gqa=True).transpose(1, 2)
 
     def choose(self, layer: int, query: torch.Tensor, raw: torch.Tensor, index: SparseIndex) -> Chosen:
-        from specgraft.ops.sparse_choice.vectorised import choose_rows
-
         whole = self.length // index.ratio * index.ratio
         groups = raw[:, :whole].unflatten(1, (-1, index.ratio))
         first = torch.arange(0, whole, index.ratio, device=raw.device)[None]
@@ -161,8 +161,6 @@ class NodesPart(Part):
         return None  # nothing comes behind a branch
 
     def attend(self, layer: int, heads: Heads) -> torch.Tensor:
-        from specgraft.ops.tree_attention.two_part import tree_attention
-
         count, width = self.tree.branches.shape
         chosen = self.chosen.pop(layer, None)
         own = torch.ones(width, width, dtype=torch.bool, device=heads.query.device).tril()
@@ -186,8 +184,6 @@ class NodesPart(Part):
         return self.masks[window]
 
     def choose(self, layer: int, query: torch.Tensor, raw: torch.Tensor, index: SparseIndex) -> Chosen:
-        from specgraft.ops.sparse_choice.vectorised import choose_branches, own_groups
-
         groups, first = own_groups(self.stem.memory[layer, "raw"], raw, self.tree.anchors, index.ratio)
         keys, anchors = index.pool(groups, first), self.tree.anchors
         return Chosen(

@@ -44,7 +44,7 @@ def score(target: Target, stem: Stem, tree: ProposalTree) -> TargetScores:
     count, width = tree.branches.shape
     if not count * width:
         return TargetScores(stem.last.new_zeros(count, width, stem.last.shape[-1]))
-    step = target.run(tree_work(None, tree, stem.part))
+    step = target.run(tree_work(None, tree.to(target.device), stem.part))
     return TargetScores(step.last[0].unflatten(0, (count, width)))
 
 
@@ -56,7 +56,7 @@ def score_packed(target: Target, ids: torch.Tensor, tree: ProposalTree, taps: Se
         stem = prefill(target, ids, taps)
         return stem, score(target, stem, tree)
     part = StemPart(len(ids))
-    step = target.run(tree_work(ids.to(target.device), tree, part), taps)
+    step = target.run(tree_work(ids.to(target.device), tree.to(target.device), part), taps)
     stem = Stem(None if step.taps is None else step.taps[0, : len(ids)], step.last[0, : len(ids)], part)
     return stem, TargetScores(step.last[0, len(ids) :].unflatten(0, (count, width)))
 

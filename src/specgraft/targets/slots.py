@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specgraft.ops.gated_delta.chunked import Record
+from specgraft.ops.sparse_choice.vectorised import choose_rows
 from specgraft.targets.masked import attend_masked, biases
 from specgraft.targets.parts import Chosen, Heads, Key, Part, SparseIndex, Work
 
@@ -71,10 +72,9 @@ class SlotCache:
         if key not in self.stored:
             self.stored[key] = values.new_zeros(self.rows, self.slots, *values.shape[2:])
         store = self.stored[key]
-        if len(part.rows) == 1 and part.counts is None:  # one row: a plain slice, no index arithmetic
-            only = int(part.rows[0])
-            store[only, part.reach - part.width : part.reach] = values[0]
-            return store[only : only + 1, : part.reach]
+        if part.only is not None:
+            store[part.only, part.reach - part.width : part.reach] = values[0]
+            return store[part.only : part.only + 1, : part.reach]
         if part.counts is None:
             store[part.rows[:, None], part.positions] = values
         else:
@@ -101,6 +101,8 @@ class RowsPart(Part):
 
     def __post_init__(self) -> None:
         self.positions = self.lengths[:, None] + torch.arange(self.width, device=self.rows.device)  # [b, W]
+        # one row: a plain slice, no index arithmetic; asked once a pass, as a device must be waited for
+        self.only = int(self.rows[0]) if len(self.rows) == 1 and self.counts is None else None
         if self.counts is not None:
             self.real = (torch.arange(self.width, device=self.rows.device) < self.counts[:, None]).nonzero(as_tuple=True)
 
@@ -157,8 +159,6 @@ class RowsPart(Part):
         return self.masks[window, group]
 
     def choose(self, layer: int, query: torch.Tensor, raw: torch.Tensor, index: SparseIndex) -> Chosen:
-        from specgraft.ops.sparse_choice.vectorised import choose_rows
-
         held = self.cache.write((layer, "raw"), raw, self)
         whole = self.reach // index.ratio * index.ratio
         groups = held[:, :whole].unflatten(1, (-1, index.ratio))
