@@ -13,9 +13,8 @@ import torch
 from hybrids import HYBRIDS, KINDS, make_tree, oracle, tiny
 
 from specgraft.ops.gated_delta.chunked import Record
-from specgraft.ops.sparse_choice import vectorised
 from specgraft.records import ProposalTree
-from specgraft.targets import scoring
+from specgraft.targets import parts, scoring
 from specgraft.targets.parts import NodesPart, tree_work
 
 WIDE, CAUGHT = torch.float64, 1e-3
@@ -111,7 +110,7 @@ def test_packed_instead_of_semantic_positions_in_a_window(kind, monkeypatch) -> 
 
 def test_group_straddling_branches(monkeypatch) -> None:
     """The tokens that the anchor's open group misses are those laid before it, the end of the branch before."""
-    honest = vectorised.own_groups
+    honest = parts.own_groups
 
     def fault(stem_raw, branch_raw, anchors, ratio):
         raw, first = honest(stem_raw, branch_raw, anchors, ratio)
@@ -121,14 +120,14 @@ def test_group_straddling_branches(monkeypatch) -> None:
                 raw[number, 0, :count] = branch_raw[number - 1, -count:]
         return raw, first
 
-    monkeypatch.setattr(vectorised, "own_groups", fault)
+    monkeypatch.setattr(parts, "own_groups", fault)
     found = errors("qwen4_exp")
     assert bool((found[:, ~OPEN] < 1e-9).all()) and bool((found[:, OPEN].amax(1) > CAUGHT).all()), found
 
 
 def test_group_of_the_stem_behind_the_anchor(monkeypatch) -> None:
     """The stem's own group about the anchor, with tokens that the branch must not know."""
-    honest = vectorised.own_groups
+    honest = parts.own_groups
 
     def fault(stem_raw, branch_raw, anchors, ratio):
         raw, first = honest(stem_raw, branch_raw, anchors, ratio)
@@ -138,20 +137,20 @@ def test_group_of_the_stem_behind_the_anchor(monkeypatch) -> None:
         raw[leak, 0] = stem_raw[place[leak]]
         return raw, first
 
-    monkeypatch.setattr(vectorised, "own_groups", fault)
+    monkeypatch.setattr(parts, "own_groups", fault)
     found = errors("qwen4_exp")
     assert bool((found[:, ~OPEN] < 1e-9).all()) and bool((found[:, OPEN].amax(1) > CAUGHT).all()), found
 
 
 def test_group_turned_as_the_first_of_the_branch(monkeypatch) -> None:
     """A group's position is that of its first token, which may lie on the stem."""
-    honest = vectorised.own_groups
+    honest = parts.own_groups
 
     def fault(stem_raw, branch_raw, anchors, ratio):
         raw, first = honest(stem_raw, branch_raw, anchors, ratio)
         return raw, first + ((anchors + 1) % ratio)[:, None]
 
-    monkeypatch.setattr(vectorised, "own_groups", fault)
+    monkeypatch.setattr(parts, "own_groups", fault)
     found = errors("qwen4_exp")
     assert bool((found[:, ~OPEN] < 1e-9).all()) and bool((found[:, OPEN].amax(1) > CAUGHT).all()), found
 
