@@ -35,14 +35,45 @@ class TargetSection(Section):
     mask_token_id: int | None = Field(None, ge=0, description="reserved, unused id fed to the block's open slots")
 
 
+class SourceSection(Section):
+    """One source of the mix: `[[prompts.sources]]`."""
+
+    path: str = Field(description="`builtin`, a .jsonl or .parquet file, or `hf:owner/name[:split]` (package `datasets`)")
+    name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="goes in front of the ids; empty: the file's name")
+    weight: float = Field(1.0, gt=0, description="share among the sources that hold a cell")
+    limit: int = Field(0, ge=0, description="records read at most, the first ones; 0: all")
+    language: str = Field("", description="of records that name none")
+    domain: str = Field("", description="of records that name none")
+    roles: dict[str, str] = Field({}, description="foreign role names, such as {human = \"user\", my-model = \"assistant\"}")
+
+
 class PromptsSection(Section):
-    source: str = Field("builtin", description="`builtin`, or a JSONL file in OpenAI messages format")
+    source: str = Field("builtin", description="`builtin`, or a JSONL file in OpenAI messages format; `sources` takes its place")
+    sources: list[SourceSection] = Field([], description="several sources, mixed by the weights below")
     train: int = Field(480, ge=1, description="prompts to answer for training")
     held_out: int = Field(100, ge=1, description="prompts to answer for evaluation; families never shared with train")
     held_out_share: float = Field(0.1, gt=0, lt=1, description="share of families that are held out, by hash of the name")
     languages: dict[str, Annotated[float, Field(ge=0)]] = {"en": 0.6, "ko": 0.2, "ja": 0.2}
     domains: dict[str, Annotated[float, Field(ge=0)]] = {"chat": 0.4, "code": 0.25, "math": 0.2, "tool": 0.15}
+    lengths: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        {}, description="weights of length bands in characters of all messages, such as {\"0-500\" = 0.5, \"500-\" = 0.5}; empty: as it comes"
+    )
+    shortfall: Literal["stop", "report"] = Field("stop", description="a quota that cannot be met: refuse, or take what is there and say so")
+    near_duplicates: float = Field(0.7, ge=0, le=1, description="files: of prompts that share this part of their n-grams one is kept; 0: off")
+    suites: list[str] = Field([], description="JSONL files of benchmark prompts that must not be trained on")
+    contamination: Literal["remove", "report", "stop"] = Field("remove", description="a prompt that shares an n-gram with a suite")
+    contamination_words: int = Field(13, ge=4, description="words (characters in ko and ja) of that n-gram")
     max_tokens: int = Field(512, ge=8, description="a rendered prompt longer than this is refused")
+
+
+class SamplingSection(Section):
+    """Sampling of one domain: `[regen.by_domain.code]`; what is left out is as in `[regen]`."""
+
+    temperature: float | None = Field(None, ge=0)
+    greedy_share: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    max_new_tokens: int | None = Field(None, ge=2)
 
 
 class RegenSection(Section):
@@ -51,13 +82,27 @@ class RegenSection(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: no limit")
     max_new_tokens: int = Field(128, ge=2)
+    by_domain: dict[str, SamplingSection] = Field({}, description="sampling per domain")
+    thinking: Literal["template", "on", "off"] = Field("template", description="enable_thinking of the chat template; `template`: its own default")
+    answers: Literal["target", "recorded"] = Field(
+        "target", description="`recorded`: the answers of the source are taken as they are (for comparison: the target would not write them)"
+    )
+    refused: Literal["stop", "skip"] = Field("stop", description="a prompt that the template refuses, or that is too long: stop, or list it and go on")
+    cut: Literal["keep", "drop"] = Field("keep", description="answers cut at max_new_tokens")
     batch: int = Field(64, ge=1, description="rows decoded together")
-    group: int = Field(192, ge=1, description="prompts per committed file; what a kill can cost")
+    group: int = Field(192, ge=1, description="prompts per committed file; what a kill can cost in process (servers: nothing)")
+    servers: list[str] = Field([], description="URLs of servers of the target; empty: in this process")
+    engine: Literal["auto", "sglang", "vllm", "llamacpp"] = Field("auto", description="what the servers are; `auto`: they are asked")
+    concurrency: int = Field(16, ge=1, description="requests under way per server")
+    timeout: float = Field(300.0, gt=0, description="seconds for one request")
+    retries: int = Field(3, ge=0, description="of one request, before the run stops")
 
 
 class CaptureSection(Section):
     taps: list[int] | Literal["spread"] = Field("spread", description="0-based decoder layers whose outputs are kept")
     tap_count: int = Field(5, ge=1, description="how many, for `spread`")
+    dtype: Literal["target", "fp8"] = Field("target", description="of stored states; `fp8`: e4m3 with a scale per token and tap")
+    max_length: int = Field(0, ge=0, description="longer conversations are cut behind an answer that still fits; 0: the target's context")
     batch_tokens: int = Field(4096, ge=1, description="tokens per forward pass")
     shard_tokens: int = Field(65536, ge=1, description="tokens per safetensors shard")
 
