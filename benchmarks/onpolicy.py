@@ -254,10 +254,9 @@ def compare(args: argparse.Namespace) -> None:
             write_json(cached, measured(base, load_drafter(base.start, judge.device)))
         start = read_json(cached)
         rows: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
-        budget = None
-        for seed in seeds:  # seed by seed: a stopped comparison has whole seeds
+        for seed in seeds:  # seed by seed: a stopped comparison has whole seeds, and the seconds were measured at one time
             first = go_on(base, "specopd", seed, args, None, start["texts"])
-            budget = budget or first["budget"]
+            budget = first["budget"]
             for method, mine in rows.items():
                 mine.append(first if method == "specopd" else go_on(base, method, seed, args, budget, start["texts"]))
                 at = mine[-1]["reached"]
