@@ -299,8 +299,11 @@ class EvaluateSection(Section):
 
 
 class ExportSection(Section):
-    to: Literal["sglang", "hf"] = "sglang"
+    to: Literal["sglang", "vllm", "llamacpp", "hf"] = Field("sglang", description="the engine; `hf`: plain files without an engine's limits")
     dtype: Dtype = "bfloat16"
+    vocabulary: int = Field(0, ge=0, description="vllm, llamacpp: the drafter proposes only that many ids, the answers' commonest; 0: all")
+    bundle: bool = Field(False, description="a second folder with the untouched target (linked) and the drafter in it")
+    target_gguf: str = Field("", description="llamacpp: the target's .gguf, whose tokenizer is copied; empty: it is written from the target's folder")
 
 
 class CheckSection(Section):
