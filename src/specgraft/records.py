@@ -28,7 +28,9 @@ class Prompt:
     family: str  # prompts of one family are never split between train and held-out
     language: str  # "en", "ko", "ja", ...
     domain: str  # "chat", "code", "math", "tool", ...
-    messages: tuple[dict[str, Any], ...]  # OpenAI messages, ending with the turn to be answered
+    # OpenAI messages. Ends with the turn to be answered, or with a recorded answer (which regen writes anew); recorded answers
+    # may stand before it, and user turns that follow each other are answered one by one.
+    messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()  # OpenAI function list, for the template's `tools`
 
     def to_json(self) -> dict[str, Any]:

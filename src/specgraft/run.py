@@ -72,10 +72,10 @@ class Session:
     def conversations(self) -> list[Conversation]:
         """The answered conversations of this run, train first. Raises ValueError when some are missing."""
         from specgraft.records import read_conversations
-        from specgraft.regen.stage import chosen_prompts
+        from specgraft.regen.mix import chosen_prompts
 
         have = {c.prompt_id: c for c in read_conversations(self.run.regen)}
-        wanted = [prompt.id for prompts in chosen_prompts(self.config).values() for prompt in prompts]
+        wanted = [prompt.id for prompts in chosen_prompts(self.config, self.run).values() for prompt in prompts]
         if missing := sum(prompt_id not in have for prompt_id in wanted):
             raise ValueError(f"{self.run.regen}: {missing} of {len(wanted)} prompts have no answer yet; run regen first")
         return [have[prompt_id] for prompt_id in wanted]
@@ -158,10 +158,10 @@ class Session:
 
     def token_gates(self, conversations: list[Conversation]) -> list[GateResult]:
         from specgraft.check.token_identity import token_identity
+        from specgraft.regen.mix import chosen_prompts
         from specgraft.regen.render import render
-        from specgraft.regen.stage import chosen_prompts
 
-        prompts = {p.id: p for split in chosen_prompts(self.config).values() for p in split}
+        prompts = {p.id: p for split in chosen_prompts(self.config, self.run).values() for p in split}
         limit = self.config.prompts.max_tokens
         tokenizer = self.target.tokenizer
         return [

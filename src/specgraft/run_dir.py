@@ -20,6 +20,10 @@ class RunDir:
         return self.root / "config.json"
 
     @property
+    def prompts(self) -> Path:  # the drawn mix: train.jsonl, heldout.jsonl, mix.json
+        return self.root / "prompts"
+
+    @property
     def regen(self) -> Path:  # answered conversations, one JSONL file a group
         return self.root / "regen"
 

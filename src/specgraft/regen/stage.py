@@ -16,40 +16,13 @@ from pathlib import Path
 from specgraft.config import RunConfig
 from specgraft.log import progress, say
 from specgraft.records import Conversation, Prompt, ids_digest, read_conversations
-from specgraft.regen.prompts import builtin_prompts, read_prompts, split_of
+from specgraft.regen.mix import chosen_prompts
 from specgraft.regen.render import render
 from specgraft.run_dir import RunDir, read_json, write_json, write_text
 from specgraft.targets.generate import Request, generate
 from specgraft.targets.load import identity
 from specgraft.targets.model import Target
 from specgraft.targets.sampling import uniforms
-
-
-def chosen_prompts(config: RunConfig) -> dict[str, list[Prompt]]:
-    """The prompts of each split. Raises ValueError when the source holds too few."""
-    part = config.prompts
-    chosen: dict[str, list[Prompt]] = {}
-    for split, key, wanted in (("train", "train", part.train), ("heldout", "held_out", part.held_out)):
-
-        def keep(family: str, split: str = split) -> bool:
-            return split_of(family, part.held_out_share) == split
-
-        try:
-            if part.source == "builtin":
-                mine = builtin_prompts(
-                    wanted, seed=config.run.seed, languages=part.languages, domains=part.domains, keep=keep
-                )
-            else:
-                mine = [prompt for prompt in read_prompts(part.source) if keep(prompt.family)]
-        except ValueError as error:
-            raise ValueError(f"prompts.{key}={wanted}: {error}") from None
-        if len(mine) < wanted:
-            raise ValueError(
-                f"prompts.{key}={wanted}, but {part.source} has {len(mine)} {split} prompts at "
-                f"held_out_share={part.held_out_share}: lower the number or change the share"
-            )
-        chosen[split] = mine[:wanted]
-    return chosen
 
 
 def temperature_of(config: RunConfig, prompt_id: str, split: str) -> float:
@@ -87,7 +60,7 @@ def check_settings(path: Path, now: dict[str, object], what: str, any_there: boo
 
 def regen(config: RunConfig, run: RunDir, target: Target) -> list[Conversation]:
     """Answers what has no answer yet and returns all conversations of the run, train first."""
-    prompts = chosen_prompts(config)
+    prompts = chosen_prompts(config, run)
     for path in run.regen.glob(".*.tmp"):
         path.unlink()
     have = {c.prompt_id: c for c in read_conversations(run.regen)}
