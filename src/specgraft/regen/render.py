@@ -1,37 +1,189 @@
-"""A prompt as token ids, through the target's own chat template."""
+"""Messages as token ids, through the target's own chat template, and which of them the target would have written."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
 
 from specgraft.records import Prompt
+from specgraft.regen.messages import Calls, Message, Tools, normal_messages, normal_tools, reasoning_of
+from specgraft.regen.spans import Row, Span, answer_span, begins_with, rows_of
+
+__all__ = ["Chat", "Row", "render"]
+
+REFUSALS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what a template can do
+# Templates that print the day would render another prompt tomorrow. A macro of that name takes the place of the function.
+TODAY = {"%Y": "2025", "%y": "25", "%m": "01", "%d": "15", "%-d": "15", "%B": "January", "%b": "Jan", "%A": "Wednesday", "%a": "Wed",
+         "%H": "12", "%M": "00", "%S": "00", "%I": "12", "%p": "PM", "%j": "015"}  # fmt: skip
+PINNED = (
+    "{%- macro strftime_now(format) -%}{{- format"
+    + "".join(f" | replace({key!r}, {value!r})" for key, value in sorted(TODAY.items(), key=lambda item: -len(item[0])))
+    + " -}}{%- endmacro -%}"
+)
+
+PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "d", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+}
+BAD_CALL = ('\\"', "{'", "None", "undefined")  # arguments quoted twice, printed as Python, content that is not there
 
 
-def render(tokenizer: Any, prompt: Prompt, max_tokens: int) -> list[int]:
+class Chat:
+    """The target's chat template under one setting of thinking.
+
+    `end_ids` are the target's end tokens. `thinking` "on" and "off" set the template's own switch (enable_thinking, or thinking);
+    "template" leaves its default. Raises ValueError where the template has no such switch, or there is no template.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: Collection[int], thinking: str = "template") -> None:
+        self.tokenizer, self.end_ids, self.thinking = tokenizer, frozenset(end_ids), thinking
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError("the target's tokenizer has no chat template: add chat_template.jinja to its folder")
+        if thinking != "template" and not self.switch:
+            raise ValueError(
+                f'regen.thinking="{thinking}": the target\'s chat template has no such switch (enable_thinking): set it to "template"'
+            )
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the template's text and the setting; answers made under another digest are not mixed with these."""
+        text = json.dumps([self.tokenizer.chat_template, self.thinking, TODAY], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> list[int]:
+        """Ids with the generation prompt behind. Raises ValueError, in one line, where the template refuses the messages."""
+        ids = self._ids(messages, tools, self.thinking, True)
+        if not ids:
+            raise ValueError("the chat template renders nothing: change or remove the prompt")
+        return ids
+
+    def answered(self, messages: Sequence[Message], tools: Tools = None) -> list[Row]:
+        """Recorded answers as rows of ids and mask, by the span rule: what the render has behind the generation prompt.
+
+        Usually one row; more where the template rewrites earlier turns. What follows the last answer is left out. Raises ValueError,
+        in one line, where the template refuses the messages or no answer is rendered as the target would have written it.
+        """
+        turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        if not turns:
+            raise ValueError("no assistant turn: nothing to learn from")
+        if turns[0] == 0:
+            raise ValueError("the conversation opens with the assistant: there is no prompt to answer")
+        spans = [span for turn in turns if (span := self._span(messages, tools, turn)) is not None]
+        if not spans:
+            raise ValueError(
+                "no supervised token: the chat template does not render an answer behind its own generation prompt (empty answers, or "
+                "rewritten ones): let the target answer (regen.answers=\"target\")"
+            )
+        return rows_of(spans, self.end_ids)
+
+    def _span(self, messages: Sequence[Message], tools: Tools, turn: int) -> Span | None:
+        for mode in self._modes(messages[turn]):
+            whole = self._ids(messages[: turn + 1], tools, mode, False)
+            prompt = self._ids(messages[:turn], tools, mode, True)
+            if begins_with(whole, prompt):
+                return answer_span(turn, prompt, whole, self.end_ids, self.closing, self.special)
+        return None
+
+    def _modes(self, message: Message) -> list[str]:
+        """Settings of thinking under which this answer can have been written, the likeliest first.
+
+        An answer without reasoning is one of thinking off: the empty block belongs to the prompt then, not to the answer.
+        """
+        if not self.switch:
+            return ["template"]
+        found = [self.thinking, "on"] if reasoning_of(message) else ["off", self.thinking]
+        return list(dict.fromkeys(found))
+
+    @cached_property
+    def switch(self) -> bool:
+        """Whether the template knows thinking on and off."""
+        ask = [{"role": "user", "content": "x"}]
+        try:
+            return self._ids(ask, None, "on", True) != self._ids(ask, None, "off", True)
+        except ValueError:
+            return False
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        return frozenset(number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special)
+
+    @cached_property
+    def closing(self) -> list[int]:
+        """Ids that end every assistant turn, whatever it says."""
+        try:
+            one, two = (
+                self._ids([{"role": "user", "content": "x"}, {"role": "assistant", "content": text}], None, self.thinking, False)
+                for text in ("yes", "no, 7")
+            )
+        except ValueError:
+            return []
+        same = 0
+        while same < min(len(one), len(two)) and one[-1 - same] == two[-1 - same]:
+            same += 1
+        return one[len(one) - same :]
+
+    @cached_property
+    def calls(self) -> Calls:
+        """How this template prints tool calls. Raises ValueError where it prints none: the calls of a row would be lost."""
+        for calls in (Calls(True, False), Calls(True, True), Calls(False, False), Calls(False, True)):
+            try:
+                texts = [self._probe(calls, number) for number in ("71", "72")]
+            except ValueError:
+                continue
+            if texts[0] != texts[1] and not any(mark in texts[0] for mark in BAD_CALL):
+                return calls
+        raise ValueError("the target's chat template prints no tool calls, they would be lost: leave out conversations with tool calls")
+
+    def _probe(self, calls: Calls, number: str) -> str:
+        """Text of a conversation whose tool call has this number for its argument."""
+        call = {"id": "probe0001", "type": "function", "function": {"name": "probe", "arguments": f'{{"n": {number}}}'}}
+        messages: list[Message] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "y", "name": "probe", "tool_call_id": "probe0001"},
+        ]
+        return str(self._apply(normal_messages(messages, calls), [PROBE_TOOL], self.thinking, True, tokenize=False))
+
+    def _ids(self, messages: Sequence[Message], tools: Tools, mode: str, open_turn: bool) -> list[int]:
+        called = any(message.get("tool_calls") for message in messages)
+        normal = normal_messages(messages, self.calls if called else Calls())
+        return list(self._apply(normal, normal_tools(tools), mode, open_turn, tokenize=True))
+
+    def _apply(self, messages: list[Message], tools: list[dict[str, Any]] | None, mode: str, open_turn: bool, tokenize: bool) -> Any:
+        switch = {} if mode == "template" else {"enable_thinking": mode == "on", "thinking": mode == "on"}
+        try:
+            template = self.tokenizer.get_chat_template(None, tools)
+            return self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=PINNED + template if "strftime_now" in template else template,
+                tools=tools,
+                add_generation_prompt=open_turn,
+                tokenize=tokenize,
+                return_dict=False,
+                **switch,
+            )
+        except REFUSALS as error:
+            roles = " ".join(str(message.get("role")) for message in messages)
+            reason = " ".join(str(error).split())
+            raise ValueError(f"the target's chat template refuses it ({reason}; roles: {roles}): change or remove the prompt") from None
+
+
+def render(tokenizer: Any, prompt: Prompt, max_tokens: int, thinking: str = "template") -> list[int]:
     """Token ids of the prompt with the generation prompt behind it.
 
     Raises ValueError, in one line naming the prompt, when the template refuses it or it is longer than `max_tokens`.
     """
     try:
-        ids = tokenizer.apply_chat_template(
-            list(prompt.messages),
-            tools=list(prompt.tools) or None,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
-    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # what a template can do
-        roles = " ".join(str(message.get("role")) for message in prompt.messages)
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"prompt {prompt.id}: the target's chat template refuses it ({reason}; roles: {roles}): change or remove the prompt"
-        ) from None
-    if not ids:
-        raise ValueError(f"prompt {prompt.id}: the chat template renders nothing: change or remove the prompt")
+        ids = Chat(tokenizer, (), thinking).prompt(prompt.messages, prompt.tools)
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id}: {error}") from None
     if len(ids) > max_tokens:
         raise ValueError(
             f"prompt {prompt.id}: {len(ids)} tokens, prompts.max_tokens allows {max_tokens}: shorten it or raise the limit"
         )
-    return list(ids)
+    return ids
