@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 
 from specgraft.targets.kinds import KINDS, SERVED, has_final_norm
 from specgraft.targets.model import Target
+from specgraft.targets.text import digest as digest
+from specgraft.targets.text import refuse_no_template, resolve
 
 
 def pick_device(name: str) -> torch.device:
@@ -25,20 +27,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"run.device={name!r}: no CUDA device here; use auto or cpu")
     return device
-
-
-def resolve(name: str) -> str:
-    """The folder or hub id behind a target name; the embedded target is converted on first use."""
-    if name == "smollm2":
-        from specgraft.targets.embedded import smollm2_folder
-
-        return str(smollm2_folder())
-    path = Path(name).expanduser()
-    if path.exists() or name.startswith((".", "/", "~")):
-        if not (path / "config.json").is_file():
-            raise ValueError(f"target.id={name!r}: no config.json there; give a Hugging Face folder or a hub id")
-        return str(path)
-    return name
 
 
 def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote_code: bool = False) -> Target:
@@ -74,8 +62,7 @@ def load_target(name: str, dtype: str = "bfloat16", device: str = "auto", remote
             f"target.id={name!r}: {config.model_type} has no decoder layers and final norm under the names that are read "
             "(`layers`, `norm`): use a model built like Llama or Qwen3"
         )
-    if tokenizer.chat_template is None:
-        raise ValueError(f"target.id={name!r}: the tokenizer has no chat template; add chat_template.jinja to the folder")
+    refuse_no_template(name, tokenizer)
     return Target(model.to(where), tokenizer, Path(source), where)
 
 
@@ -95,15 +82,6 @@ def refuse_unsupported(config: Any) -> None:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, key, None):
             raise ValueError(f"target {config.model_type}: {key} is not served in process yet")
-
-
-def digest(path: Path) -> str:
-    """sha256 of a file."""
-    total = hashlib.sha256()
-    with path.open("rb") as handle:
-        while block := handle.read(1 << 22):
-            total.update(block)
-    return total.hexdigest()
 
 
 def identity(target: Target) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specgraft.targets import text
 from specgraft.targets.kinds import Current, final_norm, take_over
 from specgraft.targets.parts import Work
 from specgraft.targets.slots import SlotCache
@@ -48,6 +49,7 @@ class Target:
         self.vocab_size: int = self.head.weight.shape[0]
         self.dtype: torch.dtype = self.head.weight.dtype
         self.end_ids = end_ids(model, tokenizer)
+        self.context = text.context_of(model.config)
         self._work = Current()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, torch.Tensor] = {}
@@ -119,11 +121,5 @@ class Target:
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends an answer: the generation config's (one or a list), the tokenizer's end of text and of turn."""
-    found: set[int] = set()
-    for source in (getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id):
-        if source is not None:
-            found.update(source if isinstance(source, list) else [source])
-    if not found:
-        raise ValueError("the target names no end token: set eos_token_id in its generation_config.json")
-    return tuple(sorted(found))
+    """Every id that ends an answer, of a loaded model: see `targets.text.end_ids`."""
+    return text.end_ids(getattr(model.generation_config, "eos_token_id", None), tokenizer)
