@@ -38,38 +38,81 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """A prompt with the target's own answer as token ids, never decoded and re-encoded. Filled by `regen`."""
+class Turn:
+    """One supervised answer of a row that holds several. Filled by `regen`."""
 
-    prompt_id: str
+    start: int  # its first token in the row
+    stop: int  # behind its last
+    finish_reason: str  # as `Conversation.finish_reason`
+    digest: str  # of its ids, as `Conversation.digest`
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One row of training text: a rendered prompt with the target's own answers as token ids, never decoded and re-encoded.
+
+    A prompt with several turns fills one row where each turn's rendered prompt begins with the ids so far, and a row for every
+    stretch of turns where not (templates rewrite earlier turns). Filled by `regen`.
+    """
+
+    prompt_id: str  # of the row: the prompt's id, then `id#2`, `id#3`, ...
     family: str
     language: str
     domain: str
     split: str  # "train" or "heldout", by family
-    input_ids: list[int]  # [T] rendered prompt followed by the generated ids
+    input_ids: list[int]  # [T] rendered prompt, then the generated ids, then what the template adds, the next generated ids, ...
     loss_mask: list[bool]  # [T] True where the target generated the token
-    prompt_length: int  # tokens the template rendered
-    temperature: float  # sampling used for this answer (0 = greedy)
+    prompt_length: int  # tokens before the first generated one
+    temperature: float  # sampling used for this answer (0 = greedy; recorded answers: 1)
     top_p: float
     top_k: int  # 0 = no limit
-    finish_reason: str  # "stop" (an end token was generated, and is kept) or "length" (cut by the limit)
+    finish_reason: str  # of the last answer: "stop" (an end token was generated, and is kept) or "length" (cut by the limit)
     digest: str  # of the generated ids as the engine emitted them (`ids_digest`); the token identity gate compares it
+    row: int = 1  # 1 for the first row of a prompt, then 2, ...
+    turns: tuple[Turn, ...] = ()  # the answers of a row that holds several; () where one stands behind the prompt
+    answers: str = "target"  # whose answers: "target", or "data set" (recorded ones: the target would not write them)
+
+    def __post_init__(self) -> None:
+        turns = tuple(Turn(**turn) if isinstance(turn, dict) else turn for turn in self.turns)
+        object.__setattr__(self, "turns", turns)
+
+    @property
+    def source_id(self) -> str:
+        """Id of the prompt that the row belongs to."""
+        return self.prompt_id if self.row == 1 else self.prompt_id.removesuffix(f"#{self.row}")
+
+    @property
+    def spans(self) -> tuple[Turn, ...]:
+        """Every supervised answer, in order."""
+        return self.turns or (Turn(self.prompt_length, len(self.input_ids), self.finish_reason, self.digest),)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without the fields that a row of one answer needs not."""
+        unset = {"row": 1, "turns": (), "answers": "target"}
+        return {key: value for key, value in asdict(self).items() if key not in unset or value != unset[key]}
+
+
+def row_id(prompt_id: str, row: int) -> str:
+    return prompt_id if row == 1 else f"{prompt_id}#{row}"
 
 
 def read_conversations(folder: Path) -> list[Conversation]:
-    """All conversations of a regen folder. Raises ValueError naming a damaged file and line."""
+    """All conversations of a regen folder. Raises ValueError naming a damaged file and line, or a row that is there twice."""
     found = []
+    places: dict[str, str] = {}
     for path in sorted(folder.glob("*-*.jsonl")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            where = f"{path}:{number}"
             try:
                 conversation = Conversation(**json.loads(line))
             except (json.JSONDecodeError, TypeError):
-                raise ValueError(f"{path}:{number}: damaged; delete the file and run regen again") from None
+                raise ValueError(f"{where}: damaged; delete the file and run regen again") from None
             if len(conversation.input_ids) != len(conversation.loss_mask):
-                raise ValueError(f"{path}:{number}: ids and mask differ in length; delete the file and run regen again")
+                raise ValueError(f"{where}: ids and mask differ in length; delete the file and run regen again")
+            if (first := places.setdefault(conversation.prompt_id, where)) != where:
+                raise ValueError(
+                    f"{where}: {conversation.prompt_id} is answered in {first} already; delete one of the two files and run regen again"
+                )
             found.append(conversation)
     return found
 
