@@ -1,14 +1,17 @@
 """Features on disk: safetensors shards, and a manifest that says whose they are.
 
-A shard holds whole conversations back to back; the manifest holds names, lengths, checksums and the target's identity.
+A shard holds whole conversations back to back; the manifest holds names, lengths, checksums and the header: identity of the
+target, tap list, dtype. Every shard carries the header and its own rows, so that it can be told apart without the manifest.
 Legend: T tokens of one conversation, K taps, D hidden size.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +21,35 @@ from safetensors.torch import save_file
 
 from specgraft.records import Features
 from specgraft.run_dir import read_json, write_json
+from specgraft.stream import fp8
 from specgraft.targets.load import digest
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+STATES = {"layer_ids": "output of layer i, pre-norm"}  # what the numbers are; a manifest that does not say so is refused
+KEY = "specgraft"  # of the shards' own metadata
+STATED = ("taps", "last")  # tensors of states; in fp8 each has a `_scale`
 
 
 class ShardWriter:
     """Adds shards to a folder. The manifest is rewritten after each shard, so a kill leaves whole shards only."""
 
     def __init__(self, folder: Path, header: dict[str, Any]) -> None:
-        """`header` is what all shards of the folder share: identity of the target, taps, dtype.
+        """`header` is what all shards of the folder share: identity of the target, taps, dtype ("fp8": codes and scales).
 
         Raises ValueError when the folder holds features made otherwise.
         """
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / MANIFEST
-        self.manifest: dict[str, Any] = {"format": FORMAT, "layer_ids": "output of layer i, pre-norm", **header, "shards": []}
+        self.header: dict[str, Any] = {"format": FORMAT, **STATES, **header}
+        self.manifest: dict[str, Any] = {**self.header, "shards": []}
         if path.exists():
             before = read_json(path)
-            for key, value in {"format": FORMAT, **header}.items():
-                if before.get(key) != value:
-                    raise ValueError(
-                        f"{folder}: holds features with another `{key}`; use another run.name, or delete that folder"
-                    )
+            if odd := difference(before, self.header):
+                raise ValueError(
+                    f"{folder}: holds features with another `{odd.key}`{odd.parts}; use another run.name, or delete that folder"
+                )
             self.manifest = before
         for stale in folder.glob(".*.tmp"):
             stale.unlink()
@@ -66,40 +73,60 @@ class ShardWriter:
             "taps": torch.cat([row.taps.cpu() for row in rows]),
             "last": torch.cat([row.last.cpu() for row in rows]),
         }
+        errors = coded(tensors) if self.header.get("dtype") == "fp8" else {}
+        entries = [
+            {"prompt_id": row.prompt_id, "tokens": len(row.input_ids), "digest": value}
+            for row, value in zip(rows, digests, strict=True)
+        ]
+        own = {**self.header, "split": split, "rows": entries}
         try:
-            save_file(tensors, temporary)
+            save_file(tensors, temporary, metadata={KEY: json.dumps(own, ensure_ascii=False)})
             check = digest(temporary)
             temporary.replace(path)
         except (OSError, SafetensorError) as error:
             temporary.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise ValueError(f"{self.folder}: shard could not be written ({reason}); free space or set run.root") from None
-        entries = [
-            {"prompt_id": row.prompt_id, "tokens": len(row.input_ids), "digest": value}
-            for row, value in zip(rows, digests, strict=True)
-        ]
-        shard = {"file": path.name, "split": split, "sha256": check, "bytes": os.path.getsize(path), "rows": entries}
+        shard = {"file": path.name, "split": split, "sha256": check, "bytes": os.path.getsize(path), **errors, "rows": entries}
         self.manifest["shards"].append(shard)
         write_json(self.folder / MANIFEST, self.manifest)
 
+    def note(self, **facts: Any) -> None:
+        """Adds facts about the whole capture to the manifest, such as the rows that were left out."""
+        self.manifest["notes"] = {**self.manifest.get("notes", {}), **facts}
+        write_json(self.folder / MANIFEST, self.manifest)
+
+
+def coded(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Replaces states by codes and scales, in place; returns the relative error that this costs, for the manifest."""
+    errors: dict[str, Any] = {}
+    for name in STATED:
+        states = tensors[name]
+        tensors[name], tensors[f"{name}_scale"] = fp8.encode(states)
+        mean, worst = fp8.round_trip_error(states, tensors[name], tensors[f"{name}_scale"])
+        errors[name] = {"mean": mean, "worst": worst}
+    return {"round_trip_error": errors}
+
 
 class ShardReader:
-    """Reads Features of one split by index. Each shard's checksum is compared once, when it is first opened."""
+    """Reads Features of one split by index, in the target's dtype. A shard is compared with its checksum when it is first opened."""
 
     def __init__(self, folder: Path, split: str, expect: dict[str, Any] | None = None, keep: Mapping[str, str] | None = None) -> None:
-        """`expect` holds manifest fields that must agree (target, taps, ...); `keep` limits the rows to these prompts and
-        gives the digest of each one's ids.
+        """`expect` holds manifest fields that must agree (target, taps, dtype, ...); `keep` limits the rows to these prompts,
+        in their order, and gives the digest of each one's ids.
 
         Raises ValueError for another target, other taps, features of other answers, or no features at all.
         """
         self.folder = folder
         self.manifest = read_json(folder / MANIFEST)
-        for key, value in {"format": FORMAT, **(expect or {})}.items():
-            if self.manifest.get(key) != value:
-                raise ValueError(
-                    f"{folder}: the features were made with {key}={_short(self.manifest.get(key))}, "
-                    f"this run has {_short(value)}; run capture again under another run.name"
-                )
+        if odd := difference(self.manifest, {"format": FORMAT, **STATES, **(expect or {})}):
+            raise ValueError(
+                f"{folder}: the features were made with {odd.key}={_short(odd.have)}, "
+                f"this run has {_short(odd.want)}; run capture again under another run.name"
+            )
+        self.dtype: torch.dtype | None = None  # as it is stored
+        if self.manifest.get("dtype") == "fp8":
+            self.dtype = getattr(torch, self.manifest["target"]["dtype"])
         self.index: list[tuple[int, int, str, int]] = []  # shard, first token, prompt id, tokens
         for number, shard in enumerate(self.manifest["shards"]):
             if shard["split"] != split:
@@ -112,6 +139,9 @@ class ShardReader:
                 first += row["tokens"]
         if not self.index:
             raise ValueError(f"{folder}: holds no {split} features; run capture first")
+        if keep is not None:  # what is trained on hangs neither on the shards nor on when capture was stopped
+            place = {prompt_id: number for number, prompt_id in enumerate(keep)}
+            self.index.sort(key=lambda row: place[row[2]])
         self._open: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -122,22 +152,28 @@ class ShardReader:
         return [tokens for *_, tokens in self.index]
 
     def digest(self) -> str:
-        """Of the target and of the rows in their order: other text or another target gives another digest."""
+        """Of the target, the dtype and the rows in their order: other text or another target gives another digest."""
         rows = [prompt_id for _, _, prompt_id, _ in self.index]
         stored = {row["prompt_id"]: row["digest"] for shard in self.manifest["shards"] for row in shard["rows"]}
-        text = "|".join([self.manifest["target"]["weights"], *(f"{name}:{stored[name]}" for name in rows)])
+        head = [self.manifest["target"]["weights"], *(["fp8"] if self.dtype else [])]
+        text = "|".join([*head, *(f"{name}:{stored[name]}" for name in rows)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __getitem__(self, item: int) -> Features:
         number, first, prompt_id, tokens = self.index[item]
         shard = self._shard(number)
         part = slice(first, first + tokens)
+
+        def states(name: str) -> torch.Tensor:
+            stored: torch.Tensor = shard.get_slice(name)[part]
+            return stored if self.dtype is None else fp8.decode(stored, shard.get_slice(f"{name}_scale")[part], self.dtype)
+
         return Features(
             prompt_id=prompt_id,
             input_ids=shard.get_slice("input_ids")[part].long(),
             loss_mask=shard.get_slice("loss_mask")[part],
-            taps=shard.get_slice("taps")[part],
-            last=shard.get_slice("last")[part],
+            taps=states("taps"),
+            last=states("last"),
         )
 
     def _shard(self, number: int) -> Any:
@@ -150,10 +186,42 @@ class ShardReader:
             if path.stat().st_size != entry["bytes"] or digest(path) != entry["sha256"]:
                 raise ValueError(f"{path}: damaged shard (size or checksum differs from the manifest); {remedy}")
             try:
-                self._open[number] = safe_open(path, framework="pt")
-            except SafetensorError as error:
+                shard = safe_open(path, framework="pt")
+                own = json.loads((shard.metadata() or {}).get(KEY, "{}"))
+            except (SafetensorError, json.JSONDecodeError) as error:
                 raise ValueError(f"{path}: damaged shard ({error}); {remedy}") from None
+            header = {key: value for key, value in self.manifest.items() if key not in ("shards", "notes")}
+            if odd := difference(own, {**header, "split": entry["split"], "rows": entry["rows"]}):
+                raise ValueError(f"{path}: its own `{odd.key}`{odd.parts} is not the manifest's; {remedy}")
+            self._open[number] = shard
         return self._open[number]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first field in which two headers differ. Filled by `difference`."""
+
+    key: str
+    have: Any  # of a field with parts, those that differ
+    want: Any
+
+    @property
+    def parts(self) -> str:
+        """Names of the parts that differ, in brackets."""
+        return f" ({', '.join(self.want)})" if isinstance(self.want, dict) and self.want else ""
+
+
+def difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> Difference | None:
+    """The first field of `want` that `have` lacks or has otherwise. A field that is missing is a difference, never a default."""
+    for key, value in want.items():
+        other = have.get(key)
+        if key in have and other == value:
+            continue
+        if isinstance(value, dict) and isinstance(other, dict):
+            odd = [name for name in {**value, **other} if value.get(name) != other.get(name)]
+            return Difference(key, {name: other.get(name) for name in odd}, {name: value.get(name) for name in odd})
+        return Difference(key, other, value)
+    return None
 
 
 def refuse_other_ids(folder: Path, prompt_id: str, digest: str, wanted: Mapping[str, str] | None) -> None:
