@@ -1,136 +1,187 @@
 """`regen`: prompts -> Conversations answered by the target.
 
-Prompts are answered in groups; a finished group is one file, written whole. After a kill the unfinished group is
-answered again from its start, so the ids do not depend on when the run was stopped.
+Prompts are answered in groups; a finished group is one file, written whole. In process a kill costs the unfinished group, which
+is answered again from its start, so that the ids do not depend on when the run was stopped. Answers of servers are written down
+one by one, and a kill costs none of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
+from typing import TypeVar
 
 from specgraft.config import RunConfig
-from specgraft.log import progress, say
-from specgraft.records import Conversation, Prompt, ids_digest, read_conversations
+from specgraft.log import Bar, progress, say
+from specgraft.records import Conversation, Prompt, read_conversations
+from specgraft.regen.answered import REFUSED, chosen_rows, refuse_same_ids, summary_line
+from specgraft.regen.answerers import Answerer, InProcess, Servers
+from specgraft.regen.dialogue import Dialogue
+from specgraft.regen.journal import Journal, key_of
 from specgraft.regen.mix import chosen_prompts
-from specgraft.regen.render import render
-from specgraft.run_dir import RunDir, read_json, write_json, write_text
-from specgraft.targets.generate import Request, generate
-from specgraft.targets.load import identity
+from specgraft.regen.recorded import recorded_rows
+from specgraft.regen.render import Chat
+from specgraft.regen.sampling import sampling_of, temperature_of
+from specgraft.regen.settings import check_settings, settings
+from specgraft.run_dir import RunDir, write_text
+from specgraft.targets.generate import generate
 from specgraft.targets.model import Target
-from specgraft.targets.sampling import uniforms
+from specgraft.targets.text import TextTarget
+
+__all__ = ["check_settings", "chosen_prompts", "regen", "settings", "temperature_of"]
+JOURNAL = "journal.jsonl"
+SPLITS = ("train", "heldout")
+Made = TypeVar("Made")
 
 
-def temperature_of(config: RunConfig, prompt_id: str, split: str) -> float:
-    """Held-out prompts are answered greedily; of the train prompts a share, picked by hash of the id, is too."""
-    if split == "heldout" or config.regen.temperature == 0:
-        return 0.0
-    value = int.from_bytes(hashlib.sha256(f"greedy:{prompt_id}".encode()).digest()[:4], "big") / 2**32
-    return 0.0 if value < config.regen.greedy_share else config.regen.temperature
+def regen(config: RunConfig, run: RunDir, target: Target | TextTarget) -> list[Conversation]:
+    """Answers what has no answer yet and returns all rows of the run, train first.
 
-
-def settings(config: RunConfig, target: Target) -> dict[str, object]:
-    """What the answers depend on; kept beside them, and compared when a run goes on."""
-    keep = ("temperature", "greedy_share", "top_p", "top_k", "max_new_tokens", "batch", "group")
-    return {
-        "target": identity(target),
-        "regen": {key: value for key, value in config.regen.model_dump().items() if key in keep},
-        "seed": config.run.seed,
-        "source": config.prompts.source,
-        "held_out_share": config.prompts.held_out_share,
-    }
-
-
-def check_settings(path: Path, now: dict[str, object], what: str, any_there: bool) -> None:
-    """Writes `now` where nothing is there yet; refuses to mix with answers of another target or other settings."""
-    if not any_there:
-        write_json(path, now)
-        return
-    before = read_json(path)
-    for key, value in now.items():
-        if before.get(key) != value:
-            raise ValueError(
-                f"{path.parent}: holds {what} made with another `{key}`; use another run.name, or delete that folder"
-            )
-
-
-def regen(config: RunConfig, run: RunDir, target: Target) -> list[Conversation]:
-    """Answers what has no answer yet and returns all conversations of the run, train first."""
+    A `TextTarget` is enough for answers of servers and for recorded ones. Raises ValueError, in one line, for a prompt that
+    cannot be answered (regen.refused = "stop"), other settings than those of the answers there, servers that fail.
+    """
     prompts = chosen_prompts(config, run)
+    refuse_same_ids(prompts)
     for path in run.regen.glob(".*.tmp"):
         path.unlink()
-    have = {c.prompt_id: c for c in read_conversations(run.regen)}
+    have = {c.source_id for c in read_conversations(run.regen)}
+    waiting = {split: [prompt for prompt in prompts[split] if prompt.id not in have] for split in SPLITS}
+    chat = Chat(target.tokenizer, target.end_ids, config.regen.thinking)
+    refused: list[dict[str, str]] = []
+
+    def each(split: str, make: Callable[[Prompt, str], Made]) -> list[Made]:
+        """What is made of every waiting prompt; those refused go on the list, or stop the run."""
+        made = []
+        for prompt in waiting[split]:
+            try:
+                made.append(make(prompt, split))
+            except ValueError as error:
+                if config.regen.refused == "stop":
+                    raise
+                refused.append({"id": prompt.id, "split": split, "reason": str(error).removeprefix(f"prompt {prompt.id}: ")})
+        return made
+
+    limits = (config.prompts.max_tokens, target.context)
+    any_there = bool(have) or (run.regen / JOURNAL).exists()
     # every prompt of both splits is rendered before the first is answered: a bad one costs no work
-    waiting = {split: [prompt for prompt in prompts[split] if prompt.id not in have] for split in prompts}
-    rendered = {split: rendered_prompts(config, target, waiting[split]) for split in waiting}
-    check_settings(run.regen / "settings.json", settings(config, target), "answers", bool(have))
-    for split in ("train", "heldout"):
-        for conversation in _answer(config, run, target, split, waiting[split], rendered[split]):
-            have[conversation.prompt_id] = conversation
-    wanted = [have[prompt.id] for split in ("train", "heldout") for prompt in prompts[split]]
-    cut = sum(c.finish_reason == "length" for c in wanted)
-    tokens = sum(sum(c.loss_mask) for c in wanted)
-    say(
-        f"regen: {len(wanted)} answers, {tokens} tokens; {cut} of {len(wanted)} cut at "
-        f"{config.regen.max_new_tokens} tokens ({cut / len(wanted):.0%})"
-    )
-    return wanted
+    if config.regen.answers == "recorded":
+        recorded = {split: each(split, lambda prompt, split: recorded_rows(chat, prompt, split, *limits)) for split in SPLITS}
+        _begin(config, run, target, chat, any_there, refused, prompts)
+        for split in SPLITS:
+            _write_groups(config, run, split, recorded[split])
+    else:
+        dialogues = {
+            split: each(split, lambda prompt, split: Dialogue(chat, prompt, split, sampling_of(config, prompt, split), *limits))
+            for split in SPLITS
+        }
+        _begin(config, run, target, chat, any_there, refused, prompts)
+        answerer = Servers(config, target.end_ids) if config.regen.servers else InProcess(target, config, generate)
+        for split in SPLITS:
+            _answer(config, run, split, dialogues[split], answerer)
+        (run.regen / JOURNAL).unlink(missing_ok=True)
+    rows = read_conversations(run.regen)
+    found = chosen_rows(config, run, prompts, rows)
+    say(summary_line(config, prompts, rows, found, target.tokenizer))
+    return found
 
 
-def rendered_prompts(config: RunConfig, target: Target, prompts: list[Prompt]) -> list[list[int]]:
-    """Ids of every prompt. Raises ValueError naming the first one that cannot be answered."""
-    rendered = [render(target.tokenizer, prompt, config.prompts.max_tokens) for prompt in prompts]
-    limit = getattr(target.config, "max_position_embeddings", None)
-    longest = max(map(len, rendered), default=0) + config.regen.max_new_tokens
-    if limit and longest > limit:
-        raise ValueError(f"prompt and answer may take {longest} tokens, the target's context is {limit}: lower regen.max_new_tokens")
-    return rendered
+def _begin(
+    config: RunConfig,
+    run: RunDir,
+    target: Target | TextTarget,
+    chat: Chat,
+    any_there: bool,
+    refused: Sequence[dict[str, str]],
+    prompts: dict[str, list[Prompt]],
+) -> None:
+    """Settings are compared and what was refused is listed, before the first answer."""
+    if len(refused) == sum(map(len, prompts.values())):
+        raise ValueError(f"regen: every prompt is refused; the first, {refused[0]['id']}: {refused[0]['reason']}")
+    check_settings(run.regen / "settings.json", settings(config, target, chat), "answers", any_there)
+    path = run.regen / REFUSED
+    if refused:
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in refused))
+        say(f"regen: {len(refused)} prompts left out, the first: {refused[0]['id']}: {refused[0]['reason']}; all in {path}")
+    else:
+        path.unlink(missing_ok=True)
 
 
-def _answer(
-    config: RunConfig, run: RunDir, target: Target, split: str, waiting: list[Prompt], rendered: list[list[int]]
-) -> Iterator[Conversation]:
-    if not waiting:
+def _answer(config: RunConfig, run: RunDir, split: str, dialogues: list[Dialogue], answerer: Answerer) -> None:
+    """Answers all dialogues of a split and writes their groups."""
+    if not dialogues:
         return
-    part = config.regen
-    free = (path for number in count() if not (path := run.regen / f"{split}-{number:05d}.jsonl").exists())
-    with progress(f"regen {split}", len(waiting)) as bar:
-        for start in range(0, len(waiting), part.group):
-            group = waiting[start : start + part.group]
-            requests = []
-            for prompt, ids in zip(group, rendered[start : start + part.group], strict=True):
-                temperature = temperature_of(config, prompt.id, split)
-                uniform = uniforms(config.run.seed, prompt.id, part.max_new_tokens) if temperature > 0 else None
-                requests.append(Request(ids, part.max_new_tokens, temperature, part.top_p, part.top_k, uniform))
-            began = time.monotonic()
+    size = config.regen.group
+    groups = [dialogues[start : start + size] for start in range(0, len(dialogues), size)]
+    paths = list(islice(_free(run, split), len(groups)))
+    with progress(f"regen {split}", len(dialogues)) as bar:
+        if not config.regen.servers:
+            for path, group in zip(paths, groups, strict=True):
+                _rounds(group, answerer, bar, lambda dialogue: None)
+                _write(path, group)
+            return
+        left = [len(group) for group in groups]
+        place = {dialogue.prompt.id: number for number, group in enumerate(groups) for dialogue in group}
+        with Journal(run.regen / JOURNAL) as journal:
 
-            def shown(finished: int, tokens: int, start: int = start, began: float = began) -> None:
-                bar.at(start + finished, f"{tokens / max(time.monotonic() - began, 1e-9):.0f} tokens/s")
+            def ended(dialogue: Dialogue) -> None:
+                number = place[dialogue.prompt.id]
+                left[number] -= 1
+                if not left[number]:
+                    _write(paths[number], groups[number])
 
-            generate(target, requests, part.batch, shown)
-            done = [_conversation(prompt, request, split) for prompt, request in zip(group, requests, strict=True)]
-            text = "".join(json.dumps(conversation.to_json()) + "\n" for conversation in done)
-            write_text(next(free), text)
-            yield from done
+            _rounds(dialogues, answerer, bar, ended, journal)
 
 
-def _conversation(prompt: Prompt, request: Request, split: str) -> Conversation:
-    return Conversation(
-        prompt_id=prompt.id,
-        family=prompt.family,
-        language=prompt.language,
-        domain=prompt.domain,
-        split=split,
-        input_ids=request.ids + request.output,
-        loss_mask=[False] * len(request.ids) + [True] * len(request.output),
-        prompt_length=len(request.ids),
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        finish_reason=request.finish_reason,
-        digest=ids_digest(request.output),
-    )
+def _rounds(
+    dialogues: Sequence[Dialogue],
+    answerer: Answerer,
+    bar: Bar,
+    ended: Callable[[Dialogue], None],
+    journal: Journal | None = None,
+) -> None:
+    """Puts turn after turn until every dialogue is through; answers that the journal holds are not asked for again."""
+    first = bar.done
+
+    def through(dialogue: Dialogue) -> None:
+        if dialogue.asked is None:
+            bar.at(bar.done + 1)
+            ended(dialogue)
+
+    if journal:
+        for dialogue in dialogues:
+            while dialogue.asked and (known := journal.found.get(key_of(dialogue.prompt.id, dialogue.turn, dialogue.asked))):
+                dialogue.hear(*known)
+            through(dialogue)
+    while waiting := [dialogue for dialogue in dialogues if dialogue.asked]:
+
+        def done(index: int, ids: list[int], reason: str, waiting: list[Dialogue] = waiting) -> None:
+            dialogue = waiting[index]
+            assert dialogue.asked is not None
+            if journal:
+                journal.add(key_of(dialogue.prompt.id, dialogue.turn, dialogue.asked), ids, reason)
+            dialogue.hear(ids, reason)
+            through(dialogue)
+
+        answerer(waiting, done, lambda text: bar.at(bar.done, text))
+    assert bar.done == first + len(dialogues)
+
+
+def _write_groups(config: RunConfig, run: RunDir, split: str, rows: Sequence[list[Conversation]]) -> None:
+    size = config.regen.group
+    for path, start in zip(_free(run, split), range(0, len(rows), size), strict=False):
+        _write_rows(path, [row for part in rows[start : start + size] for row in part])
+
+
+def _write(path: Path, group: Sequence[Dialogue]) -> None:
+    _write_rows(path, [row for dialogue in group for row in dialogue.conversations()])
+
+
+def _write_rows(path: Path, rows: Sequence[Conversation]) -> None:
+    write_text(path, "".join(json.dumps(row.to_json()) + "\n" for row in rows))
+
+
+def _free(run: RunDir, split: str) -> Iterator[Path]:
+    """Paths of group files that are not there yet, in order."""
+    return (path for number in count() if not (path := run.regen / f"{split}-{number:05d}.jsonl").exists())
