@@ -94,9 +94,14 @@ def export(
     arguments: Arguments = None,
     allow: Allow = None,
     checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint; the newest if left out")] = None,
+    to: Annotated[str | None, typer.Option(help="sglang, vllm, llamacpp or hf; in place of export.to")] = None,
+    bundle: Annotated[bool, typer.Option("--bundle", help="and a folder with the untouched target (linked) and the drafter")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder to write; RUN/export if left out")] = None,
 ) -> None:
-    """The drafter as a Hugging Face folder that SGLang loads."""
-    say(f"export: {session(arguments, allow).export(checkpoint)}")
+    """The drafter in the form that an engine loads: a Hugging Face folder, or a GGUF file for llama.cpp."""
+    more = [f'export.to="{to}"'] if to else []
+    work = session([*(arguments or []), *more, *(["export.bundle=true"] if bundle else [])], allow)
+    say(f"export: {work.export(checkpoint, out)}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from specgraft.config import RunConfig
 from specgraft.run_dir import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
+    from specgraft.export.vocabulary import DraftVocabulary
     from specgraft.records import Conversation, Features, GateResult
     from specgraft.targets.model import Target
 
@@ -90,20 +91,22 @@ class Session:
         self.passed(self.stored_gates(conversations))
 
     def exportable(self) -> bool:
-        """Whether an exporter knows this shape of drafter; says so, before any training, where none does.
+        """Whether the engine loads this kind of drafter for this target; says so, before any training, where it does not.
 
         Raises ValueError where the exporter would refuse the drafter for something else.
         """
         from specgraft.export.facts import target_facts
         from specgraft.export.refusals import no_exporter, refuse
+        from specgraft.export.support import unsupported
         from specgraft.log import say
         from specgraft.train.setup import drafter_config
 
         part, shape = self.config.export, drafter_config(self.config, self.target, self.header["taps"])
-        if reason := no_exporter(shape):
+        facts = target_facts(self.run)
+        if reason := no_exporter(shape) or unsupported(part.to, shape.kind, facts.model_type):
             say(f"export will be left out: {reason}")
             return False
-        refuse(shape, part.dtype, part.to, target_facts(self.run))
+        refuse(shape, part.dtype, part.to, facts, part.vocabulary)
         return True
 
     def train(self) -> Path:
@@ -127,16 +130,46 @@ class Session:
         self.passed(self.evaluate_gates(result))
         return result
 
-    def export(self, checkpoint: Path | None = None) -> Path:
+    def export(self, checkpoint: Path | None = None, out: Path | None = None) -> Path:
+        """The drafter in the form of `export.to`; and the bundle, where one is asked for. `out`: another folder than the run's."""
         from specgraft.export.stage import export
+        from specgraft.targets.embedded import smollm2_gguf
         from specgraft.train.checkpoint import latest
 
+        part, embedded = self.config.export, self.config.target.id == "smollm2"
         with self.timed("export"):
             source = checkpoint or latest(self.run.checkpoints)
             refuse_another_drafter(self.config, source)
-            folder = export(self.config, self.run, source)
-        self.passed(self.export_gates(checkpoint))
+            gguf = str(smollm2_gguf() or "") if embedded and not part.target_gguf else part.target_gguf
+            folder = export(self.config, self.run, source, out, self.draft_vocabulary() if part.vocabulary else None, gguf)
+        self.passed(self.export_gates(source, folder))
+        if part.bundle:
+            self.bundle(folder, gguf)
         return folder
+
+    def bundle(self, drafter: Path, gguf: str) -> None:
+        """Target and drafter in one folder beside the export."""
+        from specgraft.export.bundle import bundle
+        from specgraft.export.facts import target_facts
+
+        target = Path(gguf) if self.config.export.to == "llamacpp" and gguf else target_facts(self.run).folder
+        if target is None:
+            raise ValueError(f"{self.config.target.id}: is no folder here; a bundle links the target's files, so fetch it and name its folder in target.id")
+        bundle(drafter.with_name(f"{drafter.name}-bundle"), target, drafter, self.config.drafters.kind)
+
+    def draft_vocabulary(self) -> DraftVocabulary:
+        """The commonest ids of the training answers, and the target's head for them."""
+        import torch
+
+        from specgraft.export.vocabulary import DraftVocabulary, commonest
+        from specgraft.records import read_conversations
+
+        target = self.target
+        answered = [c for c in read_conversations(self.run.regen) if c.split == "train"]
+        answers = [[token for token, mine in zip(c.input_ids, c.loss_mask, strict=True) if mine] for c in answered]
+        ids, share = commonest(answers, target.end_ids, self.config.export.vocabulary, target.vocab_size)
+        rows = torch.tensor(ids)
+        return DraftVocabulary(rows, target.head.weight.detach()[rows.to(target.device)].cpu(), share)
 
     def check(self) -> list[GateResult]:
         """Every gate whose stage has run; the results go to gates.json."""
@@ -173,10 +206,19 @@ class Session:
         from specgraft.capture.forward import capture_batch
 
         taps = self.header["taps"]
-        return self.feature_gates(conversations, lambda c: capture_batch(self.target, [c], taps)[0])
+        return self.feature_gates(self.rows(conversations), lambda c: capture_batch(self.target, [c], taps)[0])
+
+    def rows(self, conversations: list[Conversation]) -> list[Conversation]:
+        """The rows that capture makes of them: cut where they are too long, without those from which nothing can be learnt."""
+        from specgraft.capture.cuts import shortened
+
+        rows, _ = shortened(conversations, self.header["max_length"])
+        if not rows:
+            raise ValueError("no conversation has two tokens of an answer: raise capture.max_length or regen.max_new_tokens")
+        return rows
 
     def stored_gates(self, conversations: list[Conversation]) -> list[GateResult]:
-        """The same of rows read back from the shards."""
+        """The same of rows read back from the shards; states in fp8 are judged as half precision is."""
         from specgraft.records import ids_digest
         from specgraft.stream.shards import ShardReader
 
@@ -184,10 +226,11 @@ class Session:
         keep = {name: ids_digest(c.input_ids) for name, c in mine.items()}
         reader = ShardReader(self.run.features, "train", self.header, keep=keep)
         place = {prompt_id: number for number, (_, _, prompt_id, _) in enumerate(reader.index)}
-        return self.feature_gates([mine[name] for name in place], lambda c: reader[place[c.prompt_id]])
+        rows = self.rows([mine[name] for name in place])
+        return self.feature_gates(rows, lambda c: reader[place[c.prompt_id]], self.header["dtype"])
 
     def feature_gates(
-        self, conversations: list[Conversation], features: Callable[[Conversation], Features]
+        self, conversations: list[Conversation], features: Callable[[Conversation], Features], stored: str = "target"
     ) -> list[GateResult]:
         from specgraft.check.distribution_identity import distribution_identity
         from specgraft.check.tap_identity import tap_identity
@@ -196,10 +239,10 @@ class Session:
 
         by_length = sorted(conversations, key=lambda c: len(c.input_ids))
         three = [by_length[len(by_length) * place // 8] for place in (1, 4, 7)]
-        results = [tap_identity(self.target, features, three, self.header["taps"])]
-        if greedy := [c for c in conversations if c.temperature == 0][:8]:
+        results = [tap_identity(self.target, features, three, self.header["taps"], stored)]
+        if greedy := [c for c in conversations if c.temperature == 0 and c.answers == "target"][:8]:
             shared = Shared.of(self.target, mask_token(self.config, self.target))
-            results.append(distribution_identity(self.target, shared, [(c, features(c)) for c in greedy]))
+            results.append(distribution_identity(self.target, shared, [(c, features(c)) for c in greedy], stored))
         return results
 
     def evaluate_gates(self, result: dict[str, Any]) -> list[GateResult]:
@@ -212,12 +255,12 @@ class Session:
             lossless(result),
         ]
 
-    def export_gates(self, checkpoint: Path | None) -> list[GateResult]:
+    def export_gates(self, checkpoint: Path | None, folder: Path | None = None) -> list[GateResult]:
         from specgraft.check.export import export
         from specgraft.drafters.store import load_drafter
         from specgraft.train.checkpoint import latest
 
-        return [export(self.run.export, load_drafter(checkpoint or latest(self.run.checkpoints)))]
+        return [export(folder or self.run.export, load_drafter(checkpoint or latest(self.run.checkpoints)))]
 
     def passed(self, results: list[GateResult]) -> None:
         """Records gates and refuses to go on when one failed and is not allowed to."""

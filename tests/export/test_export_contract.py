@@ -62,11 +62,16 @@ CONFIG = {
 }
 
 
+DFLASH2 = {
+    "kind": "dflash2", "markov_rank": 0, "confidence": False, "conv_group": 16, "selector_rank": 8, "selector_top_k": 4,
+}  # fmt: skip
+
+
 def test_every_config_value(made):
     run = made()
     folder = export(run.config, run.run, run.checkpoint)
     assert folder == run.run.export
-    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(set(FILES) - {"drafter.gguf"})
     assert json.loads((folder / "config.json").read_text()) == CONFIG
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
 
@@ -118,7 +123,7 @@ def test_transformers_reads_the_config(made):
 def test_reload_gives_the_drafter(made, dtype):
     run = made({"dtype": dtype})
     folder = export(run.config, run.run, run.checkpoint)
-    again = load_export(folder)
+    again = load_export(folder).drafter
     assert again.config == run.drafter.config
     result = export_gate(folder, run.drafter)
     assert result.passed and result.name == "export", result.detail
@@ -132,7 +137,7 @@ def test_forward_is_the_contracts(made, changes):
     """Against a reference that shares no code: by hand in float64, and by Hugging Face's Qwen3 modules in float32."""
     run = made(**changes)
     folder = export(run.config, run.run, run.checkpoint)
-    drafter = load_export(folder).double()
+    drafter = load_export(folder).drafter.double()
     reference = plain(folder)
     c = drafter.config
     generator = torch.Generator().manual_seed(1)
@@ -253,12 +258,20 @@ def test_gate_sees_other_weights(made, name):
         ({"max_positions": 2048}, {}, "max_positions=2048: the target's context is 4096"),
         ({"target_layers": 9}, {}, "number of target layers 9: the target's is 8"),
         ({}, {"dtype": "float32"}, 'use export.dtype="bfloat16"'),
-        ({"kind": "dflash", "markov_rank": 0, "confidence": False}, {}, "drafters.kind='dflash': only dspark is exported"),
-        ({"confidence": False}, {}, "drafters.confidence=false: the exported layout has the head"),
-        ({"block_causal": True}, {}, "block_causal and sliding layers are not exported"),
-        ({"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16}, {}, "sliding layers are not exported"),
-        ({"markov_head": "gated"}, {}, "drafters.markov_head='gated': only vanilla is exported"),
-        ({"markov_head": "rnn"}, {}, "drafters.markov_head='rnn': only vanilla is exported"),
+        ({"kind": "mtp", "markov_rank": 0, "confidence": False}, {}, "drafters.kind='mtp': engines load dspark, dflash, dflash2"),
+        ({"confidence": False}, {}, "drafters.confidence=false: SGLang's confidence schedules need the head"),
+        ({"block_causal": True}, {"to": "vllm"}, "vLLM reads other keys for them"),
+        ({"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16}, {"to": "vllm"}, "vLLM reads other keys"),
+        ({"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16}, {"to": "llamacpp"}, "window was never compared"),
+        ({"markov_head": "gated"}, {"to": "vllm"}, "drafters.markov_head='gated': vLLM loads only vanilla"),
+        ({"markov_head": "rnn"}, {"to": "llamacpp"}, "drafters.markov_head='rnn': llama.cpp loads only vanilla"),
+        ({"markov_rank": 0}, {"to": "llamacpp"}, "llama.cpp would take the file for a DFlash one"),
+        ({"confidence_with_markov": False}, {"to": "llamacpp"}, "llama.cpp's head reads the Markov state too"),
+        ({"taps": (1, 3, 7)}, {"to": "llamacpp"}, "which llama.cpp cannot capture"),
+        ({}, {"vocabulary": 100}, "SGLang knows no reduced draft vocabulary"),
+        ({}, {"vocabulary": 272, "to": "vllm"}, "the target has 272 ids; give fewer"),
+        (DFLASH2, {"vocabulary": 100, "to": "vllm"}, "dflash2's selector needs every id"),
+        (DFLASH2 | {"selector_top_k": 9}, {"to": "llamacpp"}, "too many for hidden size 64"),
     ],
 )
 def test_refusals(made, changes, section, words):
@@ -271,7 +284,7 @@ def test_refusals(made, changes, section, words):
 
 
 def test_markov_rank_below_one_is_refused(shape):
-    with pytest.raises(ValueError, match="markov_rank=0: the engine needs at least 1"):
+    with pytest.raises(ValueError, match="markov_rank=0: SGLang needs at least 1"):
         refuse(DrafterConfig(**{**shape, "markov_rank": 0}), "bfloat16", "sglang", TargetFacts())
 
 
@@ -367,7 +380,7 @@ def test_card_and_provenance(made):
     assert record["step"] == 120 and record["trained"]["provenance"] == {"commit": "abc"}
     assert record["target"] == {"id": "smollm2", "weights": "w" * 64}
     assert len(record["sha256"]) == len(record["checkpoint_sha256"]) == 64
-    assert record["config"]["export"] == {"to": "sglang", "dtype": "bfloat16"}
+    assert record["config"]["export"]["to"] == "sglang" and record["config"]["export"]["dtype"] == "bfloat16"
 
 
 def test_card_has_the_numbers_of_this_checkpoint_only(made):

@@ -13,13 +13,13 @@ def model_card(
 ) -> str:
     """Markdown. `evaluation` is evaluate.json of this very checkpoint, or None: then no number is claimed."""
     parts = [
-        f"# DSpark drafter for {target}",
+        f"# {NAMES[config.kind]} drafter for {target}",
         f"A draft model for speculative decoding: it proposes {config.draft_tokens} tokens a round, the target verifies them. "
         "The text stays the target's own. Embedding and output head are the target's and are not in this file; it works "
         "with no other target.",
         _made(config, provenance),
         _measured(evaluation),
-        _launch(config) if to == "sglang" else _no_launch(config),
+        LAUNCH[to](config),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -35,9 +35,11 @@ def _made(config: DrafterConfig, provenance: Mapping[str, Any]) -> str:
         f"key/value heads of {config.head_dim} |",
         f"| target layers read | {', '.join(map(str, config.taps))} of {config.target_layers} "
         "(outputs of decoder layers, from 0, before any norm) |",
-        f"| Markov head | rank {config.markov_rank} |",
+        *([f"| Markov head | {config.markov_head}, rank {config.markov_rank} |"] if config.markov_rank else []),
+        *([f"| selector | rank {config.selector_rank}, {config.selector_top_k} candidates |"] if config.selector_rank else []),
         f"| mask token | {config.mask_token_id} |",
         f"| steps | {provenance.get('step', 'unknown')} |",
+        *_vocabulary(provenance.get("draft_vocabulary")),
     ]
     return "\n".join(rows)
 
@@ -70,25 +72,52 @@ def _number(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, int | float) else "not measured"
 
 
-def _launch(config: DrafterConfig) -> str:
-    return "\n".join(
-        [
-            "## Serve it",
-            "With SGLang 0.5.23 or newer on a GPU. TARGET is the model named in the title, as a hub id or a folder:",
-            "",
-            "```",
-            "python -m sglang.launch_server --model-path TARGET --speculative-algorithm DSPARK \\",
-            "    --speculative-draft-model-path THIS_FOLDER --enable-metrics",
-            "```",
-            "",
-            f"It verifies {config.draft_tokens + 1} tokens a round. Set `--max-running-requests` when you compare speeds: "
-            "with a drafter SGLang limits it to 48.",
-        ]
+def _vocabulary(found: Mapping[str, Any] | None) -> list[str]:
+    return [f"| ids proposed | {found['ids']}, {found['share_of_answer_tokens']:.1%} of the answers' tokens |"] if found else []
+
+
+def _sglang(config: DrafterConfig) -> str:
+    algorithm = "DSPARK" if config.kind == "dspark" else "DFLASH"
+    return _serve(
+        "With SGLang 0.5.23 or newer on a GPU.",
+        f"""python -m sglang.launch_server --model-path TARGET --speculative-algorithm {algorithm} \\
+    --speculative-draft-model-path THIS_FOLDER --enable-metrics""",
+        f"It verifies {config.draft_tokens + 1} tokens a round. Set `--max-running-requests` when you compare speeds: "
+        "with a drafter SGLang limits it to 48.",
     )
 
 
-def _no_launch(config: DrafterConfig) -> str:
+def _vllm(config: DrafterConfig) -> str:
+    method = "dspark" if config.kind == "dspark" else "dflash"
+    where = "With vLLM 0.32 or newer." if config.kind == "dflash" else "With vLLM 0.32 or newer on a GPU (its model runner V2)."
+    return _serve(
+        where,
+        f"""python -m vllm.entrypoints.openai.api_server --model TARGET --speculative-config \\
+    '{{"method": "{method}", "model": "THIS_FOLDER", "num_speculative_tokens": {config.draft_tokens}}}'""",
+        "Always name the method: left out, it is guessed from the folder's path.",
+    )
+
+
+def _llamacpp(config: DrafterConfig) -> str:
+    kind = "draft-dspark" if config.kind == "dspark" else "draft-dflash"
+    return _serve(
+        "With llama.cpp b11434 or newer, on CPUs too. TARGET.gguf is the model named in the title, in any format.",
+        f"llama-server -m TARGET.gguf -md drafter.gguf --spec-type {kind} --spec-draft-n-max {config.draft_tokens}",
+        "Without `--spec-draft-n-max` it drafts 3 tokens a round.",
+    )
+
+
+def _serve(where: str, command: str, note: str) -> str:
+    target = "" if "TARGET.gguf" in where else " TARGET is the model named in the title, as a hub id or a folder:"
+    return "\n".join(["## Serve it", where + target, "", "```", command, "```", "", note])
+
+
+def _hf(config: DrafterConfig) -> str:
     note = 'It was exported as plain files (`export.to = "hf"`)'
     if config.taps[-1] == config.target_layers - 1:
         note += " and reads the target's last layer, which SGLang cannot capture for most targets"
     return f"## Serve it\n{note}."
+
+
+NAMES = {"dspark": "DSpark", "dflash": "DFlash", "dflash2": "DFlash2"}
+LAUNCH = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp, "hf": _hf}

@@ -17,6 +17,8 @@ class TargetFacts:
     vocab_size: int | None = None
     max_positions: int | None = None  # context length
     weights: str | None = None  # sha256 that `capture` took
+    model_type: str | None = None  # of its config.json
+    folder: Path | None = None  # where it lies, if that is a folder here
 
 
 def target_facts(run: RunDir) -> TargetFacts:
@@ -27,12 +29,14 @@ def target_facts(run: RunDir) -> TargetFacts:
     data = read_json(manifest)
     identity = data.get("target", {})
     own = Path(str(identity.get("id", ""))) / "config.json"
-    shape = read_json(own) if own.is_file() else {}
-    shape = shape.get("text_config", shape)
+    whole = read_json(own) if own.is_file() else {}
+    shape = whole.get("text_config", whole)
     return TargetFacts(
         layers=shape.get("num_hidden_layers"),
         hidden_size=data.get("hidden_size"),
         vocab_size=data.get("vocab_size"),
         max_positions=shape.get("max_position_embeddings"),
         weights=identity.get("weights"),
+        model_type=whole.get("model_type"),
+        folder=own.parent if own.is_file() else None,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-FILES = ("config.json", "model.safetensors", "README.md", "provenance.json")
+FILES = ("config.json", "model.safetensors", "drafter.gguf", "README.md", "provenance.json")  # what an export may hold
 WRITER = "specgraft export"
 
 
@@ -53,8 +53,9 @@ def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         temporary.mkdir()
         fill(temporary)
         for name in FILES:
-            with (temporary / name).open("rb") as handle:
-                os.fsync(handle.fileno())
+            if (temporary / name).exists():
+                with (temporary / name).open("rb") as handle:
+                    os.fsync(handle.fileno())
         if folder.exists():
             folder.rename(before)
         temporary.rename(folder)

@@ -2,80 +2,136 @@
 
 from __future__ import annotations
 
-from specgraft.drafters.config import FULL, DrafterConfig
+from collections.abc import Callable
+
+from specgraft.drafters.config import SLIDING, DrafterConfig
 from specgraft.export.facts import TargetFacts
+from specgraft.export.support import unsupported
+
+KINDS = ("dspark", "dflash", "dflash2")
 
 
-def refuse(config: DrafterConfig, dtype: str, to: str, facts: TargetFacts) -> None:
+def refuse(config: DrafterConfig, dtype: str, to: str, facts: TargetFacts, vocabulary: int = 0) -> None:
     """Raises ValueError for the first thing in which this drafter, as `to`, breaks the contract."""
     if reason := no_exporter(config):
         raise ValueError(reason)
-    _refuse_taps(config, to)
-    _refuse_vocabulary(config, facts)
-    if config.heads % config.kv_heads:
-        raise ValueError(
-            f"drafters.heads={config.heads} is no multiple of drafters.kv_heads={config.kv_heads}; train with one that is"
-        )
-    if config.head_dim % 2:
-        raise ValueError(f"drafters.head_dim={config.head_dim} is odd and cannot be rotated; train with an even one")
-    context = facts.max_positions
-    if config.max_positions < 1 or (context is not None and config.max_positions < context):
-        raise ValueError(
-            f"drafter max_positions={config.max_positions}: the target's context is {context or 'longer'} and the engine "
-            "refuses a shorter draft; train a drafter for this target"
-        )
-    if to == "sglang" and dtype == "float32":
-        raise ValueError(
-            'export.dtype="float32": SGLang would cast it to float16; use export.dtype="bfloat16", or export.to="hf"'
-        )
+    for rule in (_shape, _target, _engine, _vocabulary):
+        if reason := rule(config, dtype, to, facts, vocabulary):
+            raise ValueError(reason)
 
 
 def no_exporter(config: DrafterConfig) -> str:
-    """Why no exporter knows this shape of drafter, or nothing: such a drafter is trained and measured, and kept as it is."""
-    if config.kind != "dspark":
-        return f"drafters.kind={config.kind!r}: only dspark is exported so far; train that, or keep the checkpoint"
-    if not config.confidence:
-        return "drafters.confidence=false: the exported layout has the head; train with drafters.confidence=true"
-    if config.block_causal or set(config.layer_types) != {FULL}:
-        return "drafters.block_causal and sliding layers are not exported so far; train with full attention, not causal"
-    if config.markov_head != "vanilla":
-        return f"drafters.markov_head={config.markov_head!r}: only vanilla is exported; train with that"
-    if config.markov_rank < 1:
-        return f"drafters.markov_rank={config.markov_rank}: the engine needs at least 1; train with drafters.markov_rank=1 or more"
+    """Why no engine loads this shape of drafter, or nothing: such a drafter is trained and measured, and kept as it is."""
+    if config.kind not in KINDS:
+        return f"drafters.kind={config.kind!r}: engines load {', '.join(KINDS)} beside a target; train one of these, or keep the checkpoint"
     return ""
 
 
-def _refuse_taps(config: DrafterConfig, to: str) -> None:
-    taps, layers = list(config.taps), config.target_layers
+def _shape(c: DrafterConfig, dtype: str, to: str, facts: TargetFacts, vocabulary: int) -> str:
+    taps, layers = list(c.taps), c.target_layers
     if not taps:
-        raise ValueError("drafter taps: the list is empty; train with at least one layer in capture.taps")
+        return "drafter taps: the list is empty; train with at least one layer in capture.taps"
     if taps != sorted(set(taps)):
-        raise ValueError(
-            f"drafter taps {taps}: must be sorted and unique; train again with capture.taps in rising order"
-        )
+        return f"drafter taps {taps}: must be sorted and unique; train again with capture.taps in rising order"
     if taps[0] < 0 or taps[-1] >= layers:
-        raise ValueError(
-            f"drafter taps {taps}: the target's decoder layers are 0 to {layers - 1}; train again with those"
-        )
-    if to == "sglang" and taps[-1] > layers - 2:
-        raise ValueError(
-            f"drafter tap {taps[-1]} is the target's last layer, which SGLang cannot capture (at most {layers - 2}): "
-            'train again with other capture.taps, or use export.to="hf"'
-        )
-
-
-def _refuse_vocabulary(config: DrafterConfig, facts: TargetFacts) -> None:
-    for what, own, target in (
-        ("vocabulary", config.vocab_size, facts.vocab_size),
-        ("hidden size", config.hidden_size, facts.hidden_size),
-        ("number of target layers", config.target_layers, facts.layers),
-    ):
-        if target is not None and own != target:
-            raise ValueError(
-                f"drafter {what} {own}: the target's is {target} and must be the same; train a drafter for this target"
-            )
-    if not 0 <= config.mask_token_id < config.vocab_size:
-        raise ValueError(
-            f"drafter mask_token_id={config.mask_token_id}: the vocabulary has {config.vocab_size} ids; "
+        return f"drafter taps {taps}: the target's decoder layers are 0 to {layers - 1}; train again with those"
+    if c.heads % c.kv_heads:
+        return f"drafters.heads={c.heads} is no multiple of drafters.kv_heads={c.kv_heads}; train with one that is"
+    if c.head_dim % 2:
+        return f"drafters.head_dim={c.head_dim} is odd and cannot be rotated; train with an even one"
+    if not 0 <= c.mask_token_id < c.vocab_size:
+        return (
+            f"drafter mask_token_id={c.mask_token_id}: the vocabulary has {c.vocab_size} ids; "
             "set target.mask_token_id to one of them and train again"
         )
+    return ""
+
+
+def _target(c: DrafterConfig, dtype: str, to: str, facts: TargetFacts, vocabulary: int) -> str:
+    for what, own, target in (
+        ("vocabulary", c.vocab_size, facts.vocab_size),
+        ("hidden size", c.hidden_size, facts.hidden_size),
+        ("number of target layers", c.target_layers, facts.layers),
+    ):
+        if target is not None and own != target:
+            return f"drafter {what} {own}: the target's is {target} and must be the same; train a drafter for this target"
+    context = facts.max_positions
+    if c.max_positions < 1 or (context is not None and c.max_positions < context):
+        return (
+            f"drafter max_positions={c.max_positions}: the target's context is {context or 'longer'} and engines "
+            "refuse a shorter draft; train a drafter for this target"
+        )
+    return unsupported(to, c.kind, facts.model_type)
+
+
+def _engine(c: DrafterConfig, dtype: str, to: str, facts: TargetFacts, vocabulary: int) -> str:
+    return ENGINES[to](c, dtype)
+
+
+def _sglang(c: DrafterConfig, dtype: str) -> str:
+    if c.taps[-1] > c.target_layers - 2:
+        return _last_layer(c, "SGLang")
+    if dtype == "float32":
+        return 'export.dtype="float32": SGLang would cast it to float16; use export.dtype="bfloat16", or export.to="hf"'
+    if c.kind == "dspark" and not c.confidence:
+        return "drafters.confidence=false: SGLang's confidence schedules need the head; train with drafters.confidence=true"
+    if c.kind == "dspark" and c.markov_rank < 1:
+        return f"drafters.markov_rank={c.markov_rank}: SGLang needs at least 1; train with drafters.markov_rank=1 or more"
+    return ""
+
+
+def _vllm(c: DrafterConfig, dtype: str) -> str:
+    if c.block_causal or SLIDING in c.layer_types:
+        return (
+            "drafters.block_causal and sliding layers: vLLM reads other keys for them, which were never tried; train with full "
+            'attention, not causal, or use export.to="sglang"'
+        )
+    if c.kind == "dspark" and c.markov_rank and c.markov_head != "vanilla":
+        return f"drafters.markov_head={c.markov_head!r}: vLLM loads only vanilla; train with that, or use export.to=\"sglang\""
+    return ""
+
+
+def _llamacpp(c: DrafterConfig, dtype: str) -> str:
+    if c.taps[-1] > c.target_layers - 2:
+        return _last_layer(c, "llama.cpp")
+    if SLIDING in c.layer_types:
+        return (
+            "sliding layers: llama.cpp's window was never compared with ours; train with drafters.layer_types=\"full\", "
+            'or use export.to="sglang"'
+        )
+    if c.kind == "dspark" and c.markov_rank < 1:
+        return "drafters.markov_rank=0: llama.cpp would take the file for a DFlash one; train with drafters.markov_rank=1 or more"
+    if c.kind == "dspark" and c.markov_head != "vanilla":
+        return f"drafters.markov_head={c.markov_head!r}: llama.cpp loads only vanilla; train with that, or use export.to=\"sglang\""
+    if c.kind == "dspark" and c.confidence and not c.confidence_with_markov:
+        return "drafters.confidence_with_markov=false: llama.cpp's head reads the Markov state too; train with it, or with drafters.confidence=false"
+    if c.kind == "dflash2" and c.hidden_size < c.selector_top_k * (c.selector_top_k + 1):
+        return f"drafters.selector_top_k={c.selector_top_k}: too many for hidden size {c.hidden_size} in llama.cpp; train with fewer"
+    return ""
+
+
+def _last_layer(c: DrafterConfig, engine: str) -> str:
+    return (
+        f"drafter tap {c.taps[-1]} is the target's last layer, which {engine} cannot capture (at most {c.target_layers - 2}): "
+        'train again with other capture.taps, or use export.to="hf"'
+    )
+
+
+ENGINES: dict[str, Callable[[DrafterConfig, str], str]] = {
+    "sglang": _sglang,
+    "vllm": _vllm,
+    "llamacpp": _llamacpp,
+    "hf": lambda c, dtype: "",
+}
+
+
+def _vocabulary(c: DrafterConfig, dtype: str, to: str, facts: TargetFacts, vocabulary: int) -> str:
+    if not vocabulary:
+        return ""
+    if to == "sglang":
+        return f'export.vocabulary={vocabulary}: SGLang knows no reduced draft vocabulary; set it to 0, or use export.to="vllm" or "llamacpp"'
+    if vocabulary >= c.vocab_size:
+        return f"export.vocabulary={vocabulary}: the target has {c.vocab_size} ids; give fewer, or 0 for all"
+    if c.kind == "dflash2":
+        return f"export.vocabulary={vocabulary}: dflash2's selector needs every id; set it to 0"
+    return ""

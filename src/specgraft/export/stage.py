@@ -22,38 +22,58 @@ from specgraft.export.card import model_card
 from specgraft.export.contract import WEIGHTS, config_json, expected_tensors
 from specgraft.export.facts import TargetFacts, target_facts
 from specgraft.export.folder import WRITER, refuse_foreign, replace_folder
+from specgraft.export.gguf_file import NAME as GGUF
+from specgraft.export.gguf_file import tokenizer_fields
+from specgraft.export.gguf_file import write as write_gguf
 from specgraft.export.refusals import refuse
+from specgraft.export.vocabulary import DraftVocabulary, pruned
 from specgraft.log import say
 from specgraft.run_dir import RunDir, read_json
 
 
-def export(config: RunConfig, run: RunDir, checkpoint: Path) -> Path:
-    """Writes `run.export` from a checkpoint folder and returns it; an older export there is replaced.
+def export(
+    config: RunConfig, run: RunDir, checkpoint: Path, out: Path | None = None, vocabulary: DraftVocabulary | None = None, target_gguf: str = ""
+) -> Path:
+    """Writes `out` (`run.export`) from a checkpoint folder and returns it; an older export there is replaced.
 
+    `vocabulary` is there when `export.vocabulary` is set; `target_gguf` where llama.cpp's tokenizer fields are copied from.
     Raises ValueError, in one line, for a drafter that breaks the contract, a folder with foreign files, or a full disk;
     then nothing is written and nothing deleted.
     """
-    part = config.export
-    refuse_foreign(run.export)
+    part, place = config.export, out or run.export
+    refuse_foreign(place)
     drafter = load_drafter(checkpoint)
     facts = target_facts(run)
-    refuse(drafter.config, part.dtype, part.to, facts)
+    refuse(drafter.config, part.dtype, part.to, facts, part.vocabulary)
     tensors = contract_tensors(drafter, part.dtype)
-    made = provenance(config, checkpoint, facts)
+    if vocabulary is not None:
+        tensors = pruned(tensors, vocabulary)
+    made = provenance(config, checkpoint, facts, drafter.config.kind)
+    if vocabulary is not None:
+        made["draft_vocabulary"] = {"ids": len(vocabulary.ids), "share_of_answer_tokens": round(vocabulary.share, 4)}
     card = model_card(drafter.config, config.target.id, part.to, made, evaluation_of(run, checkpoint))
+    llamacpp = part.to == "llamacpp"
+    tokenizer = tokenizer_fields(facts.folder or Path(config.target.id), part.target_gguf or target_gguf) if llamacpp else {}
 
     def fill(folder: Path) -> None:
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        made["sha256"] = _sha256(folder / WEIGHTS)
-        _write(folder / "config.json", json.dumps(config_json(drafter.config, part.dtype), indent=2) + "\n")
-        (folder / WEIGHTS).chmod((folder / "config.json").stat().st_mode)  # safetensors lets only the owner read
+        file = folder / (GGUF if llamacpp else WEIGHTS)
+        if llamacpp:
+            write_gguf(file, drafter.config, tensors, part.dtype, tokenizer, vocabulary.ids if vocabulary else None)
+        else:
+            maps = {} if vocabulary is None else {"d2t": vocabulary.offsets(), "t2d": vocabulary.member(drafter.config.vocab_size)}
+            save_file(tensors | maps, file, metadata={"format": "pt"})
+            data = config_json(drafter.config, part.dtype, part.vocabulary)
+            _write(folder / "config.json", json.dumps(data, indent=2) + "\n")
+        made["sha256"] = _sha256(file)
         _write(folder / "provenance.json", json.dumps(made, indent=2, default=str) + "\n")
+        file.chmod((folder / "provenance.json").stat().st_mode)  # safetensors lets only the owner read
         _write(folder / "README.md", card)
 
-    replace_folder(run.export, fill)
+    replace_folder(place, fill)
     size = sum(tensor.numel() for tensor in tensors.values())
-    say(f"export: {len(tensors)} tensors, {size / 1e6:.1f} M parameters in {part.dtype}, for {part.to}: {run.export}")
-    return run.export
+    some = f", {len(vocabulary.ids)} ids ({vocabulary.share:.1%} of the answers' tokens)" if vocabulary else ""
+    say(f"export: {len(tensors)} tensors, {size / 1e6:.1f} M parameters in {part.dtype}{some}, for {part.to}: {place}")
+    return place
 
 
 def contract_tensors(drafter: Drafter, dtype: str) -> dict[str, torch.Tensor]:
@@ -75,7 +95,7 @@ def contract_tensors(drafter: Drafter, dtype: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def provenance(config: RunConfig, checkpoint: Path, facts: TargetFacts) -> dict[str, Any]:
+def provenance(config: RunConfig, checkpoint: Path, facts: TargetFacts, kind: str) -> dict[str, Any]:
     """How the export came about: this process, the checkpoint's own record, digests, the resolved run config."""
     import transformers
 
@@ -91,7 +111,7 @@ def provenance(config: RunConfig, checkpoint: Path, facts: TargetFacts) -> dict[
         "transformers": transformers.__version__,
         "to": config.export.to,
         "layer_ids": "output of decoder layer i, from 0, before any norm",
-        "block_size": "number of drafts a round (DSPARK)",
+        "block_size": "number of drafts a round" if kind == "dspark" else "inputs of a block: drafts and the anchor",
         "target": {"id": config.target.id, "weights": facts.weights},
         "checkpoint": str(checkpoint),
         "checkpoint_sha256": _sha256(checkpoint / CHECKPOINT_WEIGHTS),
