@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 
-from specgraft.records import Conversation
+from specgraft.records import Conversation, Turn, ids_digest
 
 NO_TOKEN, NO_ANCHOR = "no supervised token", "no legal anchor"
 
@@ -46,7 +46,21 @@ def shortened(conversations: Sequence[Conversation], max_length: int) -> tuple[l
         if fault := fault_of_mask(mask):
             left_out[conversation.prompt_id] = fault
         elif place < len(conversation.input_ids):
-            rows.append(dataclasses.replace(conversation, input_ids=conversation.input_ids[:place], loss_mask=mask))
+            rows.append(cut(conversation, place))
         else:
             rows.append(conversation)
     return rows, left_out
+
+
+def cut(conversation: Conversation, place: int) -> Conversation:
+    """The first `place` tokens of a row, which hold at least one answer or a part of one."""
+    ids, mask = conversation.input_ids[:place], conversation.loss_mask[:place]
+    spans = [span for span in conversation.spans if span.start < place]
+    last = spans[-1]
+    if last.stop > place:  # cut inside this answer: no end token is added
+        last = Turn(last.start, place, "length", ids_digest(ids[last.start :]))
+    return dataclasses.replace(
+        conversation, input_ids=ids, loss_mask=mask, finish_reason=last.finish_reason,
+        digest=ids_digest([token for token, mine in zip(ids, mask, strict=True) if mine]),
+        turns=(*spans[:-1], last) if len(spans) > 1 else (),
+    )  # fmt: skip

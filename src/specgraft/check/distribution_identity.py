@@ -24,38 +24,40 @@ HALF_LOG, EXACT_LOG = 0.2, 1e-3  # mean difference
 ROWS = 16
 
 
-def distribution_identity(target: Target, shared: Shared, rows: Sequence[tuple[Conversation, Features]]) -> GateResult:
+def distribution_identity(
+    target: Target, shared: Shared, rows: Sequence[tuple[Conversation, Features]], stored: str = "target"
+) -> GateResult:
     """Compares argmax lm_head(final_norm(last[t])) with the next token, on generated positions of greedy conversations.
 
     `shared` is what the drafter is trained with. The token is compared twice: with the stored greedy id and with the
     argmax of a plain pass of the unmodified model; the likeliest tokens' log-probabilities with the latter, too. At most
-    16 conversations are used; sampled ones are passed over.
+    16 conversations are used; sampled ones, and recorded ones, are passed over. `stored` as in `tap_identity`.
     """
     name = "distribution identity"
     if fault := head_fault(target, shared):
         return GateResult(name, False, fault)
-    greedy = [(c, f) for c, f in rows if c.temperature == 0 and len(c.input_ids) > c.prompt_length > 0][:ROWS]
+    greedy = [(c, f) for c, f in rows if c.temperature == 0 and c.answers == "target" and any(c.loss_mask[1:])][:ROWS]
     if not greedy:
         return GateResult(name, False, "not run: no greedy conversation")
     positions, missed, apart, widest = 0, {"stored ids": 0, "a plain pass": 0}, 0.0, 0.0
-    precise = exact(target)
+    precise = exact(target, stored)
     least_share, most_apart = (EXACT_SHARE, EXACT_LOG) if precise else (HALF_SHARE, HALF_LOG)
     faults: list[str] = []
     for conversation, features in greedy:
         if features.input_ids.tolist() != conversation.input_ids:
             return GateResult(name, False, f"{conversation.prompt_id}: the features' ids are not the conversation's")
-        part = slice(conversation.prompt_length - 1, len(conversation.input_ids) - 1)
-        own = shared_logits(shared, features.last[part].to(target.device))
-        plain = plain_pass(target, conversation.input_ids).logits[part]
-        stored = torch.tensor(conversation.input_ids[conversation.prompt_length :], device=own.device)
+        label = torch.tensor(conversation.loss_mask[1:], device=target.device).nonzero()[:, 0] + 1  # the generated tokens
+        own = shared_logits(shared, features.last.to(target.device)[label - 1])
+        plain = plain_pass(target, conversation.input_ids).logits[label - 1]
+        wrote = torch.tensor(conversation.input_ids, device=target.device)[label]
         positions += len(own)
         apart += float(top_difference(own, plain).sum())
-        for what, wanted, law in (("stored ids", stored, own), ("a plain pass", plain.argmax(-1), plain)):
+        for what, wanted, law in (("stored ids", wrote, own), ("a plain pass", plain.argmax(-1), plain)):
             places, gap, limit = misses(own, wanted, law, precise)
             missed[what] += len(places)
             widest = max(widest, *gap.tolist(), 0.0)
             for row in (gap > limit).nonzero()[:1, 0].tolist():
-                where = f"{conversation.prompt_id} token {conversation.prompt_length + int(places[row])}"
+                where = f"{conversation.prompt_id} token {int(label[places[row]])}"
                 faults.append(f"{where}: argmax differs from {what} by {float(gap[row]):.3f}, no tie")
     share = 1 - max(missed.values()) / positions
     mean = apart / positions

@@ -23,9 +23,12 @@ class Plain:
     logits: torch.Tensor  # [T, V] float32
 
 
-def exact(target: Target) -> bool:
+def exact(target: Target, stored: str = "target") -> bool:
     """Whether two passes agree to rounding of float32. Sparse layers may not: groups of equal score (a rectified score is often
-    0) are told apart by nothing, and another pass may read others of them."""
+    0) are told apart by nothing, and another pass may read others of them. Nor do states that were `stored` in "fp8": they are
+    judged as half precision is (measured: cosine 0.9996, 99 % of greedy tokens, log-probabilities 0.05 apart)."""
+    if stored == "fp8":
+        return False
     sparse = "indexed_attention" in (getattr(target.config, "layer_types", None) or ())
     return target.dtype in (torch.float32, torch.float64) and not sparse
 

@@ -44,12 +44,13 @@ def tap_identity(
     capture: Callable[[Conversation], Features],
     conversations: Sequence[Conversation],
     taps: Sequence[int],
+    stored: str = "target",
 ) -> GateResult:
     """Compares every tap, and the last layer's state, on three rows of different length with hooks of the gate's own.
 
     `capture` gives Features of a conversation as training reads them (from shards, or captured anew). Each state must be
     nearest to its own layer: of the same direction and of the same size (which a norm applied to it would change), and
-    nearer than to the layers beside it.
+    nearer than to the layers beside it. `stored` is the dtype that states were kept in ("fp8", or the target's).
     """
     rows = different_lengths(conversations)
     if not rows:
@@ -69,7 +70,7 @@ def tap_identity(
             own = likeness(state, layers[layer + 1])
             near = [likeness(state, other).cosine for other in neighbours(layers, layer)]
             low, high_norm, beside = min(low, own.cosine), max(high_norm, own.norm), max(beside, *near)
-            if fault := state_fault(own, near, exact(target)):
+            if fault := state_fault(own, near, exact(target, stored)):
                 faults.append(f"{name} of {conversation.prompt_id}: {fault}{looks_like(target, state, layers, layer)}")
     measured = {"rows": float(len(rows)), "cosine": low, "norm_error": high_norm, "neighbour_cosine": beside}
     if faults:
