@@ -34,7 +34,8 @@ def overfit_sample(config: RunConfig, conversations: list[Conversation]) -> Conv
     wanted = config.check.overfit_tokens
     for conversation in conversations:
         fits = len(conversation.input_ids) <= config.train.max_length
-        if conversation.temperature == 0 and sum(conversation.loss_mask) >= wanted and fits:
+        one = not conversation.turns and conversation.answers == "target"
+        if one and conversation.temperature == 0 and sum(conversation.loss_mask) >= wanted and fits:
             return conversation
     raise ValueError(
         f"no greedy answer of {wanted} tokens lies inside train.max_length={config.train.max_length}: lower "

@@ -145,9 +145,10 @@ def token_pairs(conversations: Iterable[Conversation]) -> tuple[torch.Tensor, to
     after: list[int] = []
     for conversation in conversations:
         if conversation.split == "train":
-            ids = conversation.input_ids[conversation.prompt_length - 1 :]
-            before += ids[:-1]
-            after += ids[1:]
+            for span in conversation.spans:
+                ids = conversation.input_ids[span.start - 1 : span.stop]
+                before += ids[:-1]
+                after += ids[1:]
     if not before:
         raise ValueError("drafters.warm_markov needs answers to count token pairs in; run regen first")
     return torch.tensor(before), torch.tensor(after)
