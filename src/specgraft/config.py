@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -44,26 +46,63 @@ class SourceSection(Section):
     limit: int = Field(0, ge=0, description="records read at most, the first ones; 0: all")
     language: str = Field("", description="of records that name none")
     domain: str = Field("", description="of records that name none")
-    roles: dict[str, str] = Field({}, description="foreign role names, such as {human = \"user\", my-model = \"assistant\"}")
+    roles: dict[str, Literal["system", "developer", "user", "assistant", "tool"]] = Field(
+        {}, description="foreign role names, such as {visitor = \"user\", my-model = \"assistant\"}"
+    )
+
+    @property
+    def label(self) -> str:
+        """The name in front of the ids: as given, else from the path."""
+        path = self.path.removeprefix("hf:")
+        found = path.replace("/", "-").replace(":", "-") if path != self.path else Path(path).name.removesuffix(Path(path).suffix)
+        return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", found)
+
+
+def band_ends(band: str) -> tuple[int, int | None]:
+    """`0-500` -> (0, 500), `500-` -> (500, None). Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+)-(\d*)", band)
+    low, high = (int(found[1]), int(found[2]) if found[2] else None) if found else (0, 0)
+    if high is not None and high <= low:
+        raise ValueError(f"prompts.lengths: {band!r} is no band of lengths; write 0-500, or 500- for everything above")
+    return low, high
 
 
 class PromptsSection(Section):
-    source: str = Field("builtin", description="`builtin`, or a JSONL file in OpenAI messages format; `sources` takes its place")
-    sources: list[SourceSection] = Field([], description="several sources, mixed by the weights below")
+    source: str = Field("builtin", description="`builtin`, or one JSONL file taken as it is, in its order; `sources` takes its place")
+    sources: list[SourceSection] = Field([], description="one or more, mixed by the weights below, cleaned, bad rows listed")
     train: int = Field(480, ge=1, description="prompts to answer for training")
     held_out: int = Field(100, ge=1, description="prompts to answer for evaluation; families never shared with train")
     held_out_share: float = Field(0.1, gt=0, lt=1, description="share of families that are held out, by hash of the name")
     languages: dict[str, Annotated[float, Field(ge=0)]] = {"en": 0.6, "ko": 0.2, "ja": 0.2}
     domains: dict[str, Annotated[float, Field(ge=0)]] = {"chat": 0.4, "code": 0.25, "math": 0.2, "tool": 0.15}
     lengths: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        {}, description="weights of length bands in characters of all messages, such as {\"0-500\" = 0.5, \"500-\" = 0.5}; empty: as it comes"
+        {}, description="sources: weights of length bands in characters of all messages, such as {\"0-500\" = 0.5, \"500-\" = 0.5}; empty: as it comes"
     )
     shortfall: Literal["stop", "report"] = Field("stop", description="a quota that cannot be met: refuse, or take what is there and say so")
-    near_duplicates: float = Field(0.7, ge=0, le=1, description="files: of prompts that share this part of their n-grams one is kept; 0: off")
-    suites: list[str] = Field([], description="JSONL files of benchmark prompts that must not be trained on")
+    near_duplicates: float = Field(0.7, ge=0, le=1, description="sources: of prompts that share this part of their n-grams one is kept; 0: off")
+    same_family: float = Field(0.6, ge=0, le=1, description="sources: prompts that share this part are one family, so they never cross the split; 0: off")
+    suites: list[str] = Field([], description="sources: JSONL files of benchmark prompts that must not be trained on")
     contamination: Literal["remove", "report", "stop"] = Field("remove", description="a prompt that shares an n-gram with a suite")
     contamination_words: int = Field(13, ge=4, description="words (characters in ko and ja) of that n-gram")
     max_tokens: int = Field(512, ge=8, description="a rendered prompt longer than this is refused")
+
+    @model_validator(mode="after")
+    def _mix(self) -> PromptsSection:
+        if not self.sources and (self.suites or self.lengths):
+            key = "suites" if self.suites else "lengths"
+            raise ValueError(f"prompts.{key} needs prompts.sources: write [[prompts.sources]] path = {json.dumps(self.source)}")
+        names = [source.label for source in self.sources]
+        if double := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two of prompts.sources are called {double[0]}: give each a `name`, as ids begin with it")
+        ends = sorted((low, high or 10**18, band) for band in self.lengths for low, high in [band_ends(band)])
+        for (_, high, one), (low, _, other) in pairwise(ends):
+            if low < high:
+                raise ValueError(f"prompts.lengths: {one} and {other} overlap; the end of a band is not in it, so write 0-500 and 500-")
+        if self.near_duplicates and self.same_family > self.near_duplicates:
+            raise ValueError(
+                f"prompts.same_family={self.same_family} is above prompts.near_duplicates={self.near_duplicates}: near-duplicates are one family, so lower it"
+            )
+        return self
 
 
 class SamplingSection(Section):

@@ -251,7 +251,7 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "im
     [
         ("{'a'}", "bad JSON (Expecting property name enclosed in double quotes at column 2); write one JSON object"),
         ("[1]", "not a JSON object; write"),
-        ({"prompt": "Hi"}, "no messages; give"),
+        ({"text": "Hi"}, "no messages; give"),
         ({"messages": []}, "no messages; give"),
         ({"messages": ["Hi"]}, "messages[0] is not an object; give role and content"),
         ({"messages": [{"role": "bot", "content": "Hi"}]}, 'messages[0] has unknown role "bot"; use one of system,'),
@@ -259,10 +259,8 @@ IMAGE = {"role": "user", "content": [{"type": "text", "text": "?"}, {"type": "im
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0] has int as content; give a string or null"),
         ({"messages": [IMAGE]}, "messages[0] holds image_url; remove images"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]}, "join its text parts"),
-        (
-            {"messages": [USER, {"role": "assistant", "content": "Hello"}]},
-            "last message is from the assistant; remove it",
-        ),
+        ({"messages": [{"role": "assistant", "content": "Hello"}, USER]}, "messages[0] opens with assistant; begin with the user"),
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, "the last message has no content"),
         ({"messages": [{"role": "system", "content": "Hi"}]}, "last message is from system; end with the user turn"),
         ({"messages": [{"role": "user", "content": None}]}, "the last message has no content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half a surrogate pair"),
