@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def normal_messages(messages: Sequence[Message], calls: Calls = PLAIN) -> list[M
 def normal_message(message: Message, where: str, calls: Calls) -> Message:
     found = {key: value for key, value in message.items() if key not in (*REASONING, "tool_calls", "content")}
     found["content"] = text_of(message.get("content"), where)
-    if reasoning := reasoning_of(message):
+    if reasoning := _field(message):
         found["reasoning_content"] = found["thinking"] = reasoning  # templates read one or the other
     if message.get("tool_calls"):
         found["tool_calls"] = [_call(call, f"{where}, tool call {n}", calls) for n, call in enumerate(message["tool_calls"])]
@@ -59,8 +59,33 @@ def normal_message(message: Message, where: str, calls: Calls) -> Message:
 
 
 def reasoning_of(message: Message) -> str:
-    """Recorded reasoning of a message, "" where there is none."""
+    """Recorded reasoning of a message, in a field of its own or as a think block at the head of the content; "" where there is none."""
+    return _field(message) or _inline(message)[0]
+
+
+def _field(message: Message) -> str:
     return next((text for key in REASONING if isinstance(text := message.get(key), str) and text), "")
+
+
+def _inline(message: Message) -> tuple[str, Any]:
+    """A think block at the head of the content, and the content behind it."""
+    content = message.get("content")
+    if isinstance(content, str) and content.lstrip().startswith("<think>") and "</think>" in content:
+        block, _, rest = content.partition("</think>")
+        return block.lstrip().removeprefix("<think>").strip(), rest
+    return "", content
+
+
+def lessened(message: Message) -> Iterator[tuple[str, Message]]:
+    """Parts of an answer that templates are known to drop, each with the message that lacks it."""
+    if reasoning_of(message):
+        kept = {key: value for key, value in message.items() if key not in REASONING}
+        yield "reasoning", {**kept, "content": _inline(message)[1]}
+    if calls := message.get("tool_calls"):
+        if message.get("content"):
+            yield "text beside a tool call", {**message, "content": None}
+        if len(calls) > 1:
+            yield "second tool call", {**message, "tool_calls": list(calls[:-1])}
 
 
 def text_of(content: Any, where: str) -> str:

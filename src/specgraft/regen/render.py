@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from specgraft.records import Prompt
-from specgraft.regen.messages import Calls, Message, Tools, normal_messages, normal_tools, reasoning_of
+from specgraft.regen.messages import Calls, Message, Tools, lessened, normal_messages, normal_tools, reasoning_of
 from specgraft.regen.spans import Row, Span, answer_span, begins_with, rows_of
 
 __all__ = ["Chat", "Row", "render"]
@@ -73,21 +73,27 @@ class Chat:
             raise ValueError("no assistant turn: nothing to learn from")
         if turns[0] == 0:
             raise ValueError("the conversation opens with the assistant: there is no prompt to answer")
-        spans = [span for turn in turns if (span := self._span(messages, tools, turn)) is not None]
+        found = [self._span(messages, tools, turn) for turn in turns]
+        spans = [span for span in found if isinstance(span, Span)]
         if not spans:
             raise ValueError(
-                "no supervised token: the chat template does not render an answer behind its own generation prompt (empty answers, or "
-                "rewritten ones): let the target answer (regen.answers=\"target\")"
+                f'no supervised token: the chat template {found[0]} (message {turns[0]}): let the target answer (regen.answers="target")'
             )
         return rows_of(spans, self.end_ids)
 
-    def _span(self, messages: Sequence[Message], tools: Tools, turn: int) -> Span | None:
+    def _span(self, messages: Sequence[Message], tools: Tools, turn: int) -> Span | str:
+        """The answer in its own render; or what the template does instead of rendering it as it was written."""
         for mode in self._modes(messages[turn]):
             whole = self._ids(messages[: turn + 1], tools, mode, False)
             prompt = self._ids(messages[:turn], tools, mode, True)
-            if begins_with(whole, prompt):
-                return answer_span(turn, prompt, whole, self.end_ids, self.closing, self.special)
-        return None
+            if not begins_with(whole, prompt):
+                continue
+            for what, less in lessened(messages[turn]):
+                if self._ids([*messages[:turn], less], tools, mode, False) == whole:
+                    return f"drops the recorded {what}"
+            span = answer_span(turn, prompt, whole, self.end_ids, self.closing, self.special)
+            return span or "renders nothing of an answer"
+        return "does not render the answer behind its own generation prompt"
 
     def _modes(self, message: Message) -> list[str]:
         """Settings of thinking under which this answer can have been written, the likeliest first.
