@@ -105,12 +105,16 @@ def export(
 
 
 @app.command()
-def check(arguments: Arguments = None, allow: Allow = None) -> None:
+def check(
+    arguments: Arguments = None,
+    allow: Allow = None,
+    every: Annotated[bool, typer.Option("--all", help="token identity of all rows and shards, not of a sample of very large sets")] = False,
+) -> None:
     """Runs every gate whose stage has run, and prints them."""
     from specgraft.pilot.tables import gate_table
 
     work = session(arguments, allow)
-    results = work.check()
+    results = work.check(every)
     gate_table([result.to_json() for result in results])
     work.passed(results)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specgraft.export.vocabulary import DraftVocabulary
     from specgraft.records import Conversation, Features, GateResult
     from specgraft.targets.model import Target
+    from specgraft.targets.text import TextTarget
 
 
 class Session:
@@ -56,6 +57,16 @@ class Session:
         return load_target(part.id, part.dtype, self.config.run.device, part.remote_code)
 
     @cached_property
+    def text(self) -> TextTarget | Target:
+        """The text side of the target; the target itself where it is loaded already."""
+        if "target" in self.__dict__:
+            return self.target
+        prepare(self.config)
+        from specgraft.targets.text import load_text
+
+        return load_text(self.config.target.id, self.config.target.remote_code)
+
+    @cached_property
     def header(self) -> dict[str, Any]:
         """The manifest fields that tie features to this target and these taps."""
         from specgraft.capture.stage import feature_header
@@ -65,30 +76,29 @@ class Session:
     def regen(self) -> list[Conversation]:
         from specgraft.regen.stage import regen
 
+        elsewhere = self.config.regen.servers or self.config.regen.answers == "recorded"
         with self.timed("regen"):
-            conversations = regen(self.config, self.run, self.target)
+            conversations = regen(self.config, self.run, self.text if elsewhere else self.target)
         write_json(self.run.data, data_summary(conversations))
         return conversations
 
     def conversations(self) -> list[Conversation]:
         """The answered conversations of this run, train first. Raises ValueError when some are missing."""
         from specgraft.records import read_conversations
+        from specgraft.regen.answered import chosen_rows
         from specgraft.regen.mix import chosen_prompts
 
-        have = {c.prompt_id: c for c in read_conversations(self.run.regen)}
-        wanted = [prompt.id for prompts in chosen_prompts(self.config, self.run).values() for prompt in prompts]
-        if missing := sum(prompt_id not in have for prompt_id in wanted):
-            raise ValueError(f"{self.run.regen}: {missing} of {len(wanted)} prompts have no answer yet; run regen first")
-        return [have[prompt_id] for prompt_id in wanted]
+        return chosen_rows(self.config, self.run, chosen_prompts(self.config, self.run), read_conversations(self.run.regen))
 
     def capture(self) -> None:
         from specgraft.capture.stage import capture
 
         conversations = self.conversations()
-        self.passed(self.token_gates(conversations) + self.capture_gates(conversations))
+        tokens = self.token_gates(conversations)
+        self.passed(tokens + self.capture_gates(conversations))
         with self.timed("capture"):
             capture(self.config, self.run, self.target, conversations)
-        self.passed(self.stored_gates(conversations))
+        self.passed(self.shard_gates(tokens, conversations) + self.stored_gates(conversations))
 
     def exportable(self) -> bool:
         """Whether the engine loads this kind of drafter for this target; says so, before any training, where it does not.
@@ -171,11 +181,14 @@ class Session:
         rows = torch.tensor(ids)
         return DraftVocabulary(rows, target.head.weight.detach()[rows.to(target.device)].cpu(), share)
 
-    def check(self) -> list[GateResult]:
-        """Every gate whose stage has run; the results go to gates.json."""
+    def check(self, every: bool = False) -> list[GateResult]:
+        """Every gate whose stage has run; the results go to gates.json. `every`: token identity of all rows, not of a sample."""
         conversations = self.conversations()
-        results = self.token_gates(conversations)
-        results += self.stored_gates(conversations) if self.run.features.exists() else self.capture_gates(conversations)
+        results = self.token_gates(conversations, every)
+        if self.run.features.exists():
+            results = self.shard_gates(results, conversations, every) + self.stored_gates(conversations)
+        else:
+            results += self.capture_gates(conversations)
         if self.run.evaluation.exists():
             results += self.evaluate_gates(read_json(self.run.evaluation))
         if self.run.export.exists():
@@ -189,17 +202,23 @@ class Session:
 
     # gates, by the stage they belong to
 
-    def token_gates(self, conversations: list[Conversation]) -> list[GateResult]:
-        from specgraft.check.token_identity import token_identity
+    def token_gates(self, conversations: list[Conversation], every: bool = False) -> list[GateResult]:
+        from specgraft.check.token_identity import SAMPLE, token_identity
         from specgraft.regen.mix import chosen_prompts
-        from specgraft.regen.render import render
+        from specgraft.regen.render import Chat
+        from specgraft.regen.renders import Renders
 
-        prompts = {p.id: p for split in chosen_prompts(self.config, self.run).values() for p in split}
-        limit = self.config.prompts.max_tokens
-        tokenizer = self.target.tokenizer
-        return [
-            token_identity(conversations, lambda name: render(tokenizer, prompts[name], limit), self.target.end_ids)
-        ]
+        chat = Chat(self.text.tokenizer, self.text.end_ids, self.config.regen.thinking)
+        renders = Renders(chat, chosen_prompts(self.config, self.run))
+        return [token_identity(conversations, renders, chat.end_ids, renders.recorded, 0 if every else SAMPLE)]
+
+    def shard_gates(self, tokens: list[GateResult], conversations: list[Conversation], every: bool = False) -> list[GateResult]:
+        """Token identity carried on to what stands in the shards."""
+        from specgraft.check.token_identity import SHARD_SAMPLE, joined, shard_identity
+        from specgraft.stream.stored import stored_ids
+
+        stored = stored_ids(self.run.features, 0 if every else SHARD_SAMPLE)
+        return [joined(tokens[0], shard_identity(stored, {c.prompt_id: c for c in conversations}))]
 
     def capture_gates(self, conversations: list[Conversation]) -> list[GateResult]:
         """Tap and distribution identity of rows captured anew, before any shard is written."""
@@ -301,10 +320,14 @@ def data_summary(conversations: list[Conversation]) -> dict[str, Any]:
         for key, counts in by.items():
             value = getattr(conversation, key)
             counts[value] = counts.get(value, 0) + 1
+    spans = [span for c in conversations for span in c.spans]
     return {
         "conversations": len(conversations),
+        "prompts": len({c.source_id for c in conversations}),
+        "turns": len(spans),
+        "answers": ", ".join(sorted({c.answers for c in conversations}, reverse=True)),
         "tokens": sum(sum(c.loss_mask) for c in conversations),
-        "cut": sum(c.finish_reason == "length" for c in conversations),
+        "cut": sum(span.finish_reason == "length" for span in spans),
         "by_language": by["language"],
         "by_domain": by["domain"],
         "splits": by["split"],
