@@ -11,8 +11,8 @@ from typing import Any
 
 from specgraft.config import PromptsSection
 from specgraft.records import Prompt
-from specgraft.regen.contamination import Hit, asked_texts, read_suites
-from specgraft.regen.near_duplicates import Families, Pair, compared_text, exact, frame, similar_pairs
+from specgraft.regen.contamination import Hit, read_suites
+from specgraft.regen.near_duplicates import Families, Pair, asked_texts, exact, frame, gram_sets, similar_pairs
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,30 @@ def _hit_report(name: str, hit: Hit) -> dict[str, str]:
 
 
 def _pairs(part: PromptsSection, prompts: Sequence[Prompt]) -> list[Pair]:
+    """Pairs that matter: near-duplicates, and what makes one family of several names.
+
+    Of prompts that are equal in every respect only the first is compared with others: a thousand copies are a thousand pairs.
+    """
     shares = [share for share in (part.near_duplicates, part.same_family) if share > 0]
     if not shares:
         return []
-    together = part.near_duplicates == 0  # then a pair matters only where it joins families
-    return similar_pairs(
-        [compared_text(prompt) for prompt in prompts],
-        min(shares),
-        lambda first, second: together and prompts[first].family == prompts[second].family,
-    )
+    sets = gram_sets("\n".join(asked_texts(prompt)) for prompt in prompts)
+    first_of: dict[tuple[frozenset[int], str], int] = {}
+    equal, places = [], []
+    for place, prompt in enumerate(prompts):
+        first = first_of.setdefault((sets[place], frame(prompt) if part.near_duplicates else ""), place)
+        if first == place:
+            places.append(place)
+        else:
+            equal.append(Pair(first, place, len(sets[place]), len(sets[place])))
+
+    def settled(first: int, second: int) -> bool:
+        """Without removal a pair matters only where it joins families."""
+        return part.near_duplicates == 0 and prompts[places[first]].family == prompts[places[second]].family
+
+    found = similar_pairs([sets[place] for place in places], min(shares), settled)
+    pairs = [pair._replace(first=places[pair.first], second=places[pair.second]) for pair in found] + equal
+    return sorted(pairs, key=lambda pair: (pair.second, pair.first))
 
 
 def _removed(part: PromptsSection, prompts: Sequence[Prompt], pairs: Sequence[Pair]) -> dict[int, Pair]:
@@ -85,8 +100,12 @@ def _removed(part: PromptsSection, prompts: Sequence[Prompt], pairs: Sequence[Pa
     least = exact(part.near_duplicates)
     framed = cache(lambda place: frame(prompts[place]))
     for pair in pairs:  # ordered by `second`: whether `first` stays is known by then
-        if pair.first in removed or not pair.reaches(least) or framed(pair.first) != framed(pair.second):
+        if not pair.reaches(least) or framed(pair.first) != framed(pair.second):
             continue
+        if pair.first in removed:
+            if pair.shared < pair.union:
+                continue
+            pair = removed[pair.first]._replace(second=pair.second)  # a copy of what was taken out goes with it
         best = removed.get(pair.second)
         if best is None or Fraction(pair.shared, pair.union) > Fraction(best.shared, best.union):
             removed[pair.second] = pair

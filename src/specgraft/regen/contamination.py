@@ -55,11 +55,6 @@ class Suites:
         return None
 
 
-def asked_texts(prompt: Prompt) -> list[str]:
-    """The turns that a benchmark's text could stand in."""
-    return [message.get("content") or "" for message in prompt.messages if message["role"] in ("user", "tool")]
-
-
 def read_suites(paths: Sequence[str], words: int) -> Suites:
     """Suites of JSONL files, in any shape of `schema`. Raises ValueError for a bad row: an item that is not seen guards nothing."""
     suites = Suites(words)

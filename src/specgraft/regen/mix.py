@@ -24,7 +24,7 @@ from specgraft.regen.sources import Read, read_source
 from specgraft.regen.stored import store, stored
 from specgraft.run_dir import RunDir
 
-__all__ = ["Mix", "chosen_prompts", "draw", "plan_lines"]
+__all__ = ["Mix", "chosen_prompts", "draw", "plan_lines", "refusal"]
 
 SPLITS = (("train", "train"), ("heldout", "held_out"))  # name of the split, key of `[prompts]`
 Cell = tuple[str, str, str]  # language, domain, length band
@@ -65,8 +65,11 @@ def _say(report: dict[str, Any], run: RunDir) -> None:
         say(f"prompts: fewer than asked for: {'; '.join(short)}")
 
 
-def draw(config: RunConfig) -> Mix:
-    """Draws the mix anew; reads files, writes nothing, loads no torch. Raises ValueError in one line."""
+def draw(config: RunConfig, stop: bool = True) -> Mix:
+    """Draws the mix anew; reads files, writes nothing, loads no torch.
+
+    Raises ValueError in one line; with `stop` also for a quota that cannot be met (`refusal`), where the run file wants that.
+    """
     if not config.prompts.sources:
         return _single(config)
     part, seed = config.prompts, config.run.seed
@@ -93,7 +96,6 @@ def draw(config: RunConfig) -> Mix:
         wanted = apportion(getattr(part, key), shares)
         prompts[split], cells = _take(part, seed, wanted, {cell: pools.get((split, cell), {}) for cell in shares})
         splits[split] = _split_report(getattr(part, key), prompts[split], cells)
-        _refuse_short(part, key, splits[split])
     report = {
         "seed": seed,
         "weighed": True,
@@ -103,6 +105,8 @@ def draw(config: RunConfig) -> Mix:
         "not_asked": [{"language": a, "domain": b, "length": c, "prompts": n} for (a, b, c), n in sorted(unasked.items())],
         **cleaned.report,
     }
+    if stop and (fault := refusal(config, report)):
+        raise ValueError(fault)
     return Mix(prompts, report)
 
 
@@ -151,19 +155,25 @@ def _split_report(wanted: int, prompts: Sequence[Prompt], cells: list[dict[str, 
     return {"wanted": wanted, "got": len(prompts), "families": len({prompt.family for prompt in prompts}), "cells": cells}
 
 
-def _refuse_short(part: PromptsSection, key: str, split: dict[str, Any]) -> None:
-    short = [cell for cell in split["cells"] if cell["got"] < cell["wanted"]]
-    if not short or (part.shortfall == "report" and split["got"]):
-        return
-    places = [
-        f"{cell['language']}-{cell['domain']}{'' if cell['length'] == ALL else ' ' + cell['length']} (wanted {cell['wanted']}, available {cell['available']})"
-        for cell in short
-    ]
-    advice = "" if key == "train" else " raise prompts.held_out_share,"
-    raise ValueError(
-        f"prompts.{key}={split['wanted']}: the sources cannot fill {', '.join(places)}:{advice} add sources, change the weights or the "
-        'number, or take what is there with prompts.shortfall="report"'
-    )
+def refusal(config: RunConfig, report: dict[str, Any]) -> str:
+    """Why a run with this mix is refused, in one line; empty where it is not."""
+    part = config.prompts
+    for split, key in SPLITS:
+        held = report["splits"][split]
+        short = [cell for cell in held["cells"] if cell["got"] < cell["wanted"]]
+        if not short or (part.shortfall == "report" and held["got"]):
+            continue
+        places = [
+            f"{cell['language']}-{cell['domain']}{'' if cell['length'] == ALL else ' ' + cell['length']} "
+            f"(wanted {cell['wanted']}, available {cell['available']})"
+            for cell in short
+        ]
+        advice = "" if key == "train" else " raise prompts.held_out_share,"
+        return (
+            f"prompts.{key}={held['wanted']}: the sources cannot fill {', '.join(places)}:{advice} add sources, change the weights or "
+            'the number, or take what is there with prompts.shortfall="report"'
+        )
+    return ""
 
 
 def _source_report(path: str, read: Read, cell_of: dict[str, Cell], cleaned: Cleaned, prompts: dict[str, list[Prompt]]) -> dict[str, Any]:

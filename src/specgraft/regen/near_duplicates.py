@@ -11,8 +11,9 @@ import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from math import ceil
 from typing import NamedTuple
 
 from specgraft.records import Prompt
@@ -29,15 +30,9 @@ def units(text: str, mask_numbers: bool = True) -> list[str]:
     return ["0" if mask_numbers and unit[0].isdigit() else unit for unit in found]
 
 
-def compared_text(prompt: Prompt) -> str:
-    """What makes two prompts alike: every turn except the system's, calls of tools included."""
-    turns = []
-    for message in prompt.messages:
-        if message["role"] not in ("system", "developer"):
-            turns.append(message.get("content") or "")
-            if message.get("tool_calls"):
-                turns.append(json.dumps(message["tool_calls"], ensure_ascii=False, sort_keys=True))
-    return "\n".join(turns)
+def asked_texts(prompt: Prompt) -> list[str]:
+    """What a prompt asks: the user and tool turns. Recorded answers do not count, as regen writes them anew."""
+    return [message.get("content") or "" for message in prompt.messages if message["role"] in ("user", "tool")]
 
 
 def frame(prompt: Prompt) -> str:
@@ -47,16 +42,25 @@ def frame(prompt: Prompt) -> str:
     return "\x1f".join([prompt.language, " ".join(units(system)), " ".join(units(tools))])
 
 
-def grams(text: str) -> frozenset[str]:
-    """The set of three units in a row; a shorter text is one gram, one without any unit is its own."""
-    found = units(text)
-    if len(found) < GRAM:
-        return frozenset([" ".join(found) or f"\x1f{text.strip()}"])
-    return frozenset(" ".join(found[place : place + GRAM]) for place in range(len(found) - GRAM + 1))
+def gram_sets(texts: Iterable[str]) -> list[frozenset[int]]:
+    """Of each text the set of three units in a row, as numbers that are the same for the same gram.
+
+    A text of fewer units is one gram, one without any unit is its own.
+    """
+    numbers: dict[str, int] = {}
+    sets = []
+    for text in texts:
+        found = units(text)
+        if len(found) < GRAM:
+            grams = [" ".join(found) or f"\x1f{text.strip()}"]
+        else:
+            grams = [" ".join(found[place : place + GRAM]) for place in range(len(found) - GRAM + 1)]
+        sets.append(frozenset(numbers.setdefault(gram, len(numbers)) for gram in grams))
+    return sets
 
 
 class Pair(NamedTuple):
-    """Two texts by their places, `first` < `second`, and what they share."""
+    """Two sets by their places, `first` < `second`, and what they share."""
 
     first: int
     second: int
@@ -73,40 +77,33 @@ def exact(share: float) -> Fraction:
 
 
 def similar_pairs(
-    texts: Sequence[str], share: float, leave_out: Callable[[int, int], bool] = lambda first, second: False
+    sets: Sequence[frozenset[int]], share: float, leave_out: Callable[[int, int], bool] = lambda first, second: False
 ) -> list[Pair]:
-    """Every pair of texts whose Jaccard index is `share` (0 < share <= 1) or more, ordered by `second`, then `first`.
+    """Every pair of sets whose Jaccard index is `share` (0 < share <= 1) or more, ordered by `second`, then `first`.
 
     Exact, by prefix filtering (Chaudhuri et al. 2006; Xiao et al., PPJoin, 2008): two sets that reach the share have a gram in
     common among the rarest |x| - ceil(share |x|) + 1 of each, so only these are looked up. `leave_out` names pairs of no interest.
     """
     least = exact(share)
-    counts = Counter(gram for text in texts for gram in grams(text))
-    rank = {gram: place for place, gram in enumerate(sorted(counts, key=lambda gram: (counts[gram], gram)))}
-    sets: list[list[int]] = [sorted(rank[gram] for gram in grams(text)) for text in texts]
-    members: list[frozenset[int]] = [frozenset(row) for row in sets]
+    counts = Counter(gram for members in sets for gram in members)
     postings: defaultdict[int, list[int]] = defaultdict(list)
     pairs = []
-    for second, row in enumerate(sets):
-        size = len(row)
-        prefix = row[: size - _ceil(least * size) + 1]
+    for second, members in enumerate(sets):
+        size = len(members)
+        rarest = sorted(members, key=lambda gram: (counts[gram], gram))[: size - ceil(least * size) + 1]
         candidates: set[int] = set()
-        for gram in prefix:
+        for gram in rarest:
             candidates.update(postings[gram])
             postings[gram].append(second)
         for first in sorted(candidates):
             other = len(sets[first])
             if min(size, other) < least * max(size, other) or leave_out(first, second):
                 continue
-            shared = len(members[first] & members[second])
+            shared = len(members & sets[first])
             pair = Pair(first, second, shared, size + other - shared)
             if pair.reaches(least):
                 pairs.append(pair)
     return pairs
-
-
-def _ceil(value: Fraction) -> int:
-    return -(-value.numerator // value.denominator)
 
 
 class Families:
