@@ -345,7 +345,27 @@ class ExportSection(Section):
     target_gguf: str = Field("", description="llamacpp: the target's .gguf, whose tokenizer is copied; empty: it is written from the target's folder")
 
 
+class BenchSection(Section):
+    engine: Literal["llamacpp", "vllm", "sglang"] = "llamacpp"
+    program: str = Field("", description="llama-server, or the python that has vllm or sglang; empty: what `make engines` installed")
+    models: dict[str, str] = Field({}, description="the target as the engine loads it, such as {f32 = \"t-f32.gguf\", q8_0 = \"t-q8.gguf\"}; empty: target.id")
+    drafters: dict[str, str] = Field({}, description="drafters beside no drafter, such as {dspark = \"runs/a/export\"}; empty: RUN/export")
+    suites: dict[str, str] = Field({}, description="JSONL files of prompts by name; empty: the run's held-out prompts")
+    prompts: int = Field(8, ge=1, description="of each suite, the first that fit")
+    prompt_tokens: int = Field(1024, ge=8, description="longer prompts are passed over; of a recorded history the longest part that fits is taken")
+    max_new_tokens: int = Field(64, ge=2)
+    temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0, 1.0], min_length=1)
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field([1, 8, 32], min_length=1)
+    repeats: int = Field(3, ge=1, description="of every cell; with and without drafters take turns")
+    draft_tokens: int = Field(0, ge=0, description="drafts a round; 0: all that the drafter was made for")
+    threads: int = Field(0, ge=0, description="of the server; 0: its own choice")
+    timeout: float = Field(120.0, gt=0, description="seconds without a piece of an answer, then the run stops")
+    start_timeout: float = Field(600.0, gt=0, description="seconds until a server must be healthy")
+    alternate: bool = Field(True, description="all servers of one model are up and take turns; false: one after another, for targets that fit once")
+
+
 class CheckSection(Section):
+    engine_agreement: float = Field(0.05, gt=0, description="largest relative difference between the engine's and the decode loop's accept length")
     overfit_steps: int = Field(120, ge=1)
     overfit_tokens: int = Field(64, ge=16)
     agreement: float = Field(0.05, gt=0, description="largest relative difference between predicted and measured accept length")
@@ -364,6 +384,7 @@ class RunConfig(Section):
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     export: ExportSection = ExportSection()
+    bench: BenchSection = BenchSection()
     check: CheckSection = CheckSection()
 
     @model_validator(mode="after")
