@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from specgraft import __version__
-from specgraft.config import RunConfig, load_config
+from specgraft.config import read_arguments
 from specgraft.log import say
 from specgraft.plan.cli import app as plan_app
+from specgraft.regen.cli import app as data_app
 
 app = typer.Typer(
     help="Makes a frozen LLM decode faster: a drafter trained on the target's own tokens and hidden states.",
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(plan_app, name="plan")
+app.add_typer(data_app, name="data")
 
 PILOT = Path(__file__).with_name("pilot") / "pilot.toml"
 
@@ -33,15 +35,6 @@ Arguments = Annotated[
     typer.Argument(metavar="[RUN.toml] [section.key=value]...", help="run file, then overrides such as train.lr=3e-4"),
 ]
 Allow = Annotated[list[str] | None, typer.Option("--allow", help="go on although this gate fails; written into gates.json")]
-
-
-def read_arguments(arguments: list[str] | None, default: Path | None = None) -> RunConfig:
-    """Run file and overrides from the command line. Raises ValueError for a second run file."""
-    given = list(arguments or [])
-    paths = [text for text in given if "=" not in text]
-    if len(paths) > 1:
-        raise ValueError(f"two run files given, {paths[0]} and {paths[1]}: give one; overrides are section.key=value")
-    return load_config(paths[0] if paths else default, [text for text in given if "=" in text])
 
 
 def session(arguments: list[str] | None, allow: list[str] | None = None, default: Path | None = None) -> Any:

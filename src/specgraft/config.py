@@ -451,6 +451,15 @@ def load_config(path: str | Path | None, overrides: list[str] | tuple[str, ...] 
     return validate(data, where)
 
 
+def read_arguments(arguments: list[str] | None, default: Path | None = None) -> RunConfig:
+    """Run file and overrides from a command line. Raises ValueError for a second run file."""
+    given = list(arguments or [])
+    paths = [text for text in given if "=" not in text]
+    if len(paths) > 1:
+        raise ValueError(f"two run files given, {paths[0]} and {paths[1]}: give one; overrides are section.key=value")
+    return load_config(paths[0] if paths else default, [text for text in given if "=" in text])
+
+
 def validate(data: dict[str, Any], where: str) -> RunConfig:
     """Validates a parsed run file; the first fault becomes one line naming the key and what to do."""
     try:
