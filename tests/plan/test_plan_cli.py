@@ -80,7 +80,9 @@ def test_storage(tmp_path: Path) -> None:
     out = tmp_path / "storage.json"
     done = runner.invoke(app, ["storage", "--tokens", "1000000", "--hidden", "2560", "--json", str(out)])
     assert done.exit_code == 0 and "30.73 GB" in done.stdout
-    assert json.loads(out.read_text(encoding="utf-8"))["bytes"] == 30_729_000_000
+    assert json.loads(out.read_text(encoding="utf-8"))["bytes"] == 30_725_000_000 + 2_500 * 250 + 16 * 2_500
+    done = runner.invoke(app, ["storage", "--tokens", "1000", "--hidden", "64", "--dtype", "fp8"])
+    assert done.exit_code == 0 and "408 B" in done.stdout and "413 B" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,9 @@ def test_storage(tmp_path: Path) -> None:
         ([*BASE, "--survival", "0.5,0.4", "--draft-tokens", "7"], "survival has 2 numbers for 7 draft tokens"),
         ([*BASE, "--slot-ms", "1"], "--slot-ms needs --survival"),
         (["storage", "--tokens", "0", "--hidden", "8"], "tokens must be at least 1 (given: 0)"),
+        (["storage", "--tokens", "9"], "give --tokens and --hidden, or the folder of a run by --run"),
+        (["storage", "--tokens", "9", "--run", "."], "give one of --run and --tokens"),
+        (["storage", "--run", "no-such-folder"], "missing; run the stage that writes it"),
     ],
 )
 def test_errors_are_one_line(args: list[str], line: str) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from specgraft.log import say
 from specgraft.plan.breakeven import Choice, choices, plain_step_ms
 from specgraft.plan.published import Published, published_table
-from specgraft.plan.storage import size_text, storage
+from specgraft.plan.storage import SHARD_TOKENS, of_run, size_text, storage
 from specgraft.plan.table import Row, breakeven_table
 from specgraft.run_dir import write_json
 
@@ -80,22 +80,33 @@ def breakeven(
 
 @app.command("storage")
 def storage_command(
-    tokens: Annotated[int, typer.Option(help="tokens captured, prompts included")],
-    hidden: Annotated[int, typer.Option(help="hidden size of the target")],
+    run: Annotated[Path | None, typer.Option(help="a run folder: its own answers and settings, instead of the numbers below")] = None,
+    tokens: Annotated[int | None, typer.Option(help="tokens captured, prompts included")] = None,
+    hidden: Annotated[int | None, typer.Option(help="hidden size of the target")] = None,
     taps: Annotated[int, typer.Option(help="tapped layers; the last layer is kept besides")] = 5,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or fp8")] = "bfloat16",
+    conversations: Annotated[int, typer.Option(help="for the headers; 0: of 400 tokens each")] = 0,
+    shard_tokens: Annotated[int, typer.Option(help="tokens per shard, for the headers")] = SHARD_TOKENS,
     json: JsonPath = None,
 ) -> None:
     """What captured features weigh on disk."""
     with _one_line():
-        need = storage(tokens, taps, hidden, dtype)
+        if run is not None:
+            if tokens is not None:
+                raise ValueError("give one of --run and --tokens")
+            need = of_run(run, hidden or 0)
+        elif tokens is None or hidden is None:
+            raise ValueError("give --tokens and --hidden, or the folder of a run by --run")
+        else:
+            need = storage(tokens, taps, hidden, dtype, conversations, shard_tokens)
         table = Table(title="Captured features")
         table.add_column("what")
         table.add_column("size", justify="right")
         for what, count in (
-            (f"states per token: {taps} taps and the last layer, hidden {hidden}, {dtype}", need.state_bytes_per_token),
+            (f"states per token: {need.taps} taps and the last layer, hidden {need.hidden}, {need.dtype}", need.state_bytes_per_token),
             ("with id and mask", need.bytes_per_token),
-            (f"{tokens:,} tokens", need.bytes),
+            (f"headers of {need.conversations:,} conversations", need.header_bytes),
+            (f"{need.tokens:,} tokens", need.bytes),
         ):
             table.add_row(what, f"{count:,} B" if count < 1_000_000 else size_text(count))
         _show([table])

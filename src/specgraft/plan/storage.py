@@ -1,44 +1,99 @@
-"""How many bytes captured features take on disk."""
+"""How many bytes captured features take on disk, the names in their headers included."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ID_BYTES = 8  # input_ids are int64
+from specgraft.records import read_conversations
+from specgraft.run_dir import RunDir, read_json
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+SCALE_BYTES = 4  # fp8: a float32 per state
+ID_BYTES = 4  # input_ids are stored as int32
 MASK_BYTES = 1  # loss_mask is bool
+ROW_BYTES = 250  # id, length and digest of a conversation, in its shard and in the manifest
+SHARD_BYTES = 2_500  # header and tensor table of a shard, its entry in the manifest
+ROW_TOKENS = 400  # of a conversation, where nobody says how many there are
+SHARD_TOKENS = 65_536  # default of capture.shard_tokens
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Bytes of the captured features of some tokens, without file headers (a few kB per shard)."""
+    """Bytes of the captured features of some tokens."""
 
     tokens: int
     taps: int  # K
     hidden: int  # D
     dtype: str
-    state_bytes_per_token: int  # (K+1) * D * bytes: the taps and the last layer
+    state_bytes_per_token: int  # (K+1) * D * bytes: the taps and the last layer; fp8: and their scales
     bytes_per_token: int  # and the id and the mask
+    conversations: int
+    header_bytes: int  # of shards and manifest
     bytes: int
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def storage(tokens: int, taps: int, hidden: int, dtype: str = "bfloat16") -> Storage:
-    """tokens * ((K+1) * D * bytes + id + mask) (algorithms 2.1; `records.Features`).
+def storage(
+    tokens: int,
+    taps: int,
+    hidden: int,
+    dtype: str = "bfloat16",
+    conversations: int = 0,
+    shard_tokens: int = SHARD_TOKENS,
+    streams: int = 1,
+) -> Storage:
+    """tokens * ((K+1) * D * bytes + id + mask) + headers (algorithms 2.1; `records.Features`).
 
-    Raises ValueError for counts below 1 (taps may be 0) or an unknown dtype.
+    `conversations` 0: as many as there are stretches of 400 tokens. `streams`: residual streams of the last layer
+    (hyper-connections). Raises ValueError for counts below 1 (taps may be 0) or an unknown dtype.
     """
-    for name, value, least in (("tokens", tokens, 1), ("taps", taps, 0), ("hidden", hidden, 1)):
+    counts = (("tokens", tokens, 1), ("taps", taps, 0), ("hidden", hidden, 1), ("conversations", conversations, 0))
+    for name, value, least in (*counts, ("shard tokens", shard_tokens, 1), ("streams", streams, 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least} (given: {value})")
     if dtype not in DTYPE_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
-    states = (taps + 1) * hidden * DTYPE_BYTES[dtype]
+    states = (taps + streams) * hidden * DTYPE_BYTES[dtype] + ((taps + 1) * SCALE_BYTES if dtype == "fp8" else 0)
     per_token = states + ID_BYTES + MASK_BYTES
-    return Storage(tokens, taps, hidden, dtype, states, per_token, tokens * per_token)
+    rows = conversations or -(-tokens // ROW_TOKENS)
+    headers = rows * ROW_BYTES + -(-tokens // shard_tokens) * SHARD_BYTES
+    return Storage(tokens, taps, hidden, dtype, states, per_token, rows, headers, tokens * per_token + headers)
+
+
+def of_run(folder: Path, hidden: int = 0) -> Storage:
+    """What the answers of a run folder will weigh, by its own settings; a row longer than capture.max_length counts that much.
+
+    `hidden` 0: read from the target's config.json. Raises ValueError where there are no answers, or no such file.
+    """
+    run = RunDir(folder)
+    config = read_json(run.config)
+    target, part = config.get("target", {}), config.get("capture", {})
+    rows = read_conversations(run.regen)
+    if not rows:
+        raise ValueError(f"{run.regen}: holds no answers; run regen first, or give --tokens")
+    shape = Path(str(target.get("id"))).expanduser() / "config.json"
+    streams = 1
+    if not hidden:
+        if not shape.is_file():
+            raise ValueError(f"target.id={target.get('id')!r} is no folder here: give --hidden")
+        known = read_json(shape)
+        known = known.get("text_config", known)
+        hidden, streams = known["hidden_size"], known.get("hc_count") or 1
+    limit = part.get("max_length") or max(len(row.input_ids) for row in rows)
+    taps = part.get("taps", "spread")
+    return storage(
+        sum(min(len(row.input_ids), limit) for row in rows),
+        len(taps) if isinstance(taps, list) else part.get("tap_count", 5),
+        hidden,
+        "fp8" if part.get("dtype") == "fp8" else target.get("dtype", "bfloat16"),
+        len(rows),
+        part.get("shard_tokens", SHARD_TOKENS),
+        streams,
+    )
 
 
 def size_text(count: int) -> str:
