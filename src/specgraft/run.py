@@ -75,11 +75,12 @@ class Session:
 
     def regen(self) -> list[Conversation]:
         from specgraft.regen.stage import regen
+        from specgraft.regen.stats import data_summary
 
         elsewhere = self.config.regen.servers or self.config.regen.answers == "recorded"
         with self.timed("regen"):
             conversations = regen(self.config, self.run, self.text if elsewhere else self.target)
-        write_json(self.run.data, data_summary(conversations))
+        write_json(self.run.data, data_summary(conversations, self.text.tokenizer))
         return conversations
 
     def conversations(self) -> list[Conversation]:
@@ -311,24 +312,3 @@ def prepare(config: RunConfig) -> None:
 
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-
-
-def data_summary(conversations: list[Conversation]) -> dict[str, Any]:
-    """Counts of a run's text, for the report."""
-    by: dict[str, dict[str, int]] = {"language": {}, "domain": {}, "split": {}}
-    for conversation in conversations:
-        for key, counts in by.items():
-            value = getattr(conversation, key)
-            counts[value] = counts.get(value, 0) + 1
-    spans = [span for c in conversations for span in c.spans]
-    return {
-        "conversations": len(conversations),
-        "prompts": len({c.source_id for c in conversations}),
-        "turns": len(spans),
-        "answers": ", ".join(sorted({c.answers for c in conversations}, reverse=True)),
-        "tokens": sum(sum(c.loss_mask) for c in conversations),
-        "cut": sum(span.finish_reason == "length" for span in spans),
-        "by_language": by["language"],
-        "by_domain": by["domain"],
-        "splits": by["split"],
-    }

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from specgraft.config import RunConfig, read_arguments
 from specgraft.log import say
 from specgraft.records import Conversation, Prompt, read_conversations
 from specgraft.regen.show import Piece, headline, pieces, print_parts
-from specgraft.regen.stats import read_refused, stats
+from specgraft.regen.stats import read_refused, stats, stats_lines
 from specgraft.run_dir import RunDir, write_json
 
 app = typer.Typer(help="The run's text: what a mix will hold, conversations with their masks, counts.", no_args_is_help=True)
@@ -25,7 +24,6 @@ Arguments = Annotated[
 ]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="also write the numbers to this file")]
 Split = Annotated[str | None, typer.Option(help="train or heldout; both if left out")]
-COLUMNS = ("conversations", "rows", "answers", "tokens", "supervised", "share", "cut", "multi_turn")
 
 
 @app.command()
@@ -71,15 +69,8 @@ def stats_command(arguments: Arguments = None, json: JsonPath = None) -> None:
     if not rows:
         raise ValueError(f"{run.regen}: no answers there; run `specgraft regen` first")
     found = stats(rows, read_refused(run.regen))
-    Console(highlight=False).print(_table(found))
-    whole, refused = found["all"], found["refused"]
-    ends = ", ".join(f"{reason} {count}" for reason, count in whole["end_reasons"].items())
-    print(f"ends: {ends}; {whole['cut']} of {whole['answers']} cut ({whole['cut'] / whole['answers']:.0%})")
-    print(f"{whole['families']} families; {whole['greedy']} of {whole['rows']} rows answered greedily")
-    if refused["prompts"]:
-        print(f"refused: {refused['prompts']} prompts")
-        for reason, count in list(refused["reasons"].items())[:10]:
-            print(f"  {count} x {reason}")
+    for line in stats_lines(found):
+        print(line)
     _write(json, found)
 
 
@@ -133,25 +124,6 @@ def _prompt_ids(chat: Any, prompt: Prompt) -> list[int]:
         return list(chat.prompt(messages, prompt.tools))
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id}: {error}") from None
-
-
-def _table(found: dict[str, Any]) -> Table:
-    table = Table(title="Answered text")
-    table.add_column("")
-    for column in COLUMNS:
-        table.add_column(column.replace("_", " "), justify="right")
-    _add(table, "all", found["all"])
-    for axis, parts in found["by"].items():
-        if axis == "answers" and len(parts) < 2:
-            continue
-        table.add_section()
-        for name, part in parts.items():
-            _add(table, f"{axis} {name}", part)
-    return table
-
-
-def _add(table: Table, name: str, part: dict[str, Any]) -> None:
-    table.add_row(name, *(f"{part[key]:.0%}" if key == "share" else f"{part[key]:,}" for key in COLUMNS))
 
 
 def _write(path: Path | None, value: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ AXES: dict[str, Callable[[Conversation], str]] = {
     "length": lambda row: band(len(row.input_ids)),
     "answers": lambda row: row.answers,
 }
+COLUMNS = ("prompts", "rows", "answers", "tokens", "supervised", "share", "cut", "multi_turn")
 SHOWN_TOKENS = 4096  # of an example in the report, at most; a page must stay a page
 
 
@@ -33,13 +34,13 @@ def band(tokens: int) -> str:
 
 
 def counts(rows: Sequence[Conversation]) -> dict[str, Any]:
-    """What these rows hold. A conversation can fill several rows; `share` is supervised over all tokens."""
+    """What these rows hold. A prompt can fill several rows; `share` is supervised over all tokens."""
     answers = Counter(row.source_id for row in rows for _ in row.spans)
     reasons = Counter(span.finish_reason for row in rows for span in row.spans)
     tokens = sum(len(row.input_ids) for row in rows)
     supervised = sum(sum(row.loss_mask) for row in rows)
     return {
-        "conversations": len(answers),
+        "prompts": len(answers),
         "rows": len(rows),
         "answers": answers.total(),
         "tokens": tokens,
@@ -63,6 +64,35 @@ def stats(rows: Sequence[Conversation], refused: Sequence[dict[str, Any]] = ()) 
     return {"all": counts(rows), "by": by, "refused": {"prompts": len(refused), "reasons": dict(reasons.most_common())}}
 
 
+def stats_lines(found: dict[str, Any]) -> list[str]:
+    """The table of `specgraft data stats`."""
+    table = [["", "", *(column.replace("_", " ") for column in COLUMNS)], _line("all", "", found["all"])]
+    for axis, parts in found["by"].items():
+        if axis != "answers" or len(parts) > 1:
+            table += [_line(axis if number == 0 else "", name, part) for number, (name, part) in enumerate(parts.items())]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in table
+    ]
+    whole, refused = found["all"], found["refused"]
+    ends = ", ".join(f"{reason} {count:,}" for reason, count in whole["end_reasons"].items())
+    lines += [
+        "",
+        f"ends: {ends}; {whole['cut']} of {whole['answers']} cut ({whole['cut'] / max(whole['answers'], 1):.0%})",
+        f"{whole['families']:,} families; {whole['greedy']:,} of {whole['rows']:,} rows answered greedily; "
+        f"answers: {', '.join(found['by']['answers'])}",
+    ]
+    if refused["prompts"]:
+        lines.append(f"refused: {refused['prompts']} prompts")
+        lines += [f"  {count} x {reason}" for reason, count in list(refused["reasons"].items())[:10]]
+    return lines
+
+
+def _line(axis: str, name: str, part: dict[str, Any]) -> list[str]:
+    return [axis, name, *(f"{part[key]:.0%}" if key == "share" else f"{part[key]:,}" for key in COLUMNS)]
+
+
 def read_refused(folder: Path) -> list[dict[str, Any]]:
     """Prompts that regen left out, each with its reason. Raises ValueError naming a damaged file."""
     path = folder / "refused.jsonl"
@@ -80,34 +110,33 @@ def data_summary(rows: Sequence[Conversation], tokenizer: Any = None) -> dict[st
     whole, by = found["all"], found["by"]
     cells = Counter((row.split, row.language, row.domain) for row in rows if row.row == 1)
     return {
-        "conversations": whole["conversations"],
-        "rows": whole["rows"],
+        "conversations": whole["rows"],
+        "prompts": whole["prompts"],
+        "turns": whole["answers"],
+        "answers": ", ".join(sorted(by["answers"], reverse=True)),
         "tokens": whole["supervised"],
         "tokens_with_prompts": whole["tokens"],
-        "answers": whole["answers"],
         "cut": whole["cut"],
         "end_reasons": whole["end_reasons"],
         "multi_turn": whole["multi_turn"],
-        "whose": sorted(by["answers"]),
-        "by_language": {name: part["conversations"] for name, part in by["language"].items()},
-        "by_domain": {name: part["conversations"] for name, part in by["domain"].items()},
-        "splits": {name: part["conversations"] for name, part in by["split"].items()},
-        "cells": [{"split": a, "language": b, "domain": c, "conversations": n} for (a, b, c), n in sorted(cells.items())],
+        **{f"by_{axis}": {name: part["rows"] for name, part in by[axis].items()} for axis in ("language", "domain")},
+        "splits": {name: part["rows"] for name, part in by["split"].items()},
+        "cells": [{"split": a, "language": b, "domain": c, "prompts": n} for (a, b, c), n in sorted(cells.items())],
         "lengths": {name: {"rows": part["rows"], "share": part["share"]} for name, part in by["length"].items()},
         "examples": [example(tokenizer, row) for row in chosen_examples(rows)] if tokenizer is not None else [],
     }
 
 
 def chosen_examples(rows: Sequence[Conversation]) -> list[Conversation]:
-    """Two rows worth looking at: one with several answers if there is one, and one of another domain; of middling length."""
-    fit = [row for row in rows if len(row.input_ids) <= SHOWN_TOKENS] or list(rows[:1])
-    by_length = sorted(fit, key=lambda row: (len(row.input_ids), row.prompt_id))
-    middle = sorted(by_length, key=lambda row: abs(by_length.index(row) - len(by_length) // 2)) if len(by_length) < 2000 else by_length[len(by_length) // 2 :]
-    first = next((row for row in middle if len(row.spans) > 1), middle[0] if middle else None)
-    if first is None:
+    """Two rows worth looking at, of middling length: one with several answers if there is one, and one of another kind."""
+    ranked = sorted((row for row in rows if row.split == "train"), key=lambda row: (len(row.input_ids), row.prompt_id)) or list(rows)
+    middle = ranked[len(ranked) // 2 :] + ranked[: len(ranked) // 2][::-1]
+    if not middle:
         return []
-    other = next((row for row in middle if (row.domain, row.language) != (first.domain, first.language)), None)
-    return [first, *([other] if other else [row for row in middle if row is not first][:1])]
+    first = next((row for row in middle if len(row.spans) > 1), middle[0])
+    others = [row for row in middle if row is not first]
+    other = next((row for row in others if (row.domain, row.language) != (first.domain, first.language)), others[0] if others else None)
+    return [first, other] if other else [first]
 
 
 def example(tokenizer: Any, row: Conversation) -> dict[str, Any]:
