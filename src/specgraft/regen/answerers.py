@@ -79,30 +79,8 @@ class Servers:
 
         def heard(index: int, reply: Reply) -> None:
             nonlocal tokens
-            ids, reason = settled(waiting[index], reply.ids, reply.finish_reason, self.end_ids)
-            tokens += len(ids)
+            tokens += len(reply.ids)
             note(f"{tokens / max(time.monotonic() - began, 1e-9):.0f} tokens/s")
-            done(index, ids, reason)
+            done(index, reply.ids, reply.finish_reason)
 
         self.pool.run(asks, heard)
-
-
-def settled(dialogue: Dialogue, ids: Sequence[int], reason: str, end_ids: Collection[int]) -> tuple[list[int], str]:
-    """A server's answer as the target alone would have given it: up to its first end token, or cut at the limit.
-
-    Raises ValueError, naming the prompt, for one that is empty, too long, or ends for a reason that is not the target's.
-    """
-    ended = next((place for place, token in enumerate(ids) if token in end_ids), None)
-    kept = list(ids if ended is None else ids[: ended + 1])
-    limit = dialogue.sampling.max_new_tokens
-    name = dialogue.prompt.id
-    if not kept or len(kept) > limit:
-        raise ValueError(f"prompt {name}: the server answered with {len(kept)} ids, 1 to {limit} were asked for: check the server")
-    if ended is not None:
-        return kept, "stop"
-    if reason == "stop":
-        raise ValueError(
-            f"prompt {name}: the server stopped behind id {kept[-1]}, the target ends with {', '.join(map(str, end_ids))}: "
-            "give the server the target's own generation_config.json"
-        )
-    return kept, "length"

@@ -80,11 +80,13 @@ def message_of(tokenizer: Any, ids: Sequence[int], end_ids: Collection[int]) -> 
 
 def turn_prompt(chat: Chat, prompt: Prompt, answers: Sequence[Sequence[int]]) -> list[int]:
     """Ids of the prompt of the turn behind these answers. Raises ValueError, naming the prompt, where the template refuses it."""
+    return _prompt(chat, prompt, [message_of(chat.tokenizer, ids, chat.end_ids) for ids in answers])
+
+
+def _prompt(chat: Chat, prompt: Prompt, answers: Sequence[Message]) -> list[int]:
     messages: list[Message] = []
     for number, part in enumerate(script(prompt)[: len(answers) + 1]):
-        messages += part
-        if number < len(answers):
-            messages.append(message_of(chat.tokenizer, answers[number], chat.end_ids))
+        messages += [*part, *answers[number : number + 1]]
     try:
         return chat.prompt(messages, prompt.tools)
     except ValueError as error:
@@ -101,13 +103,16 @@ class Dialogue:
     """One prompt on its way: `asked` is the rendered turn that waits for its answer (None: through), `hear` takes that answer."""
 
     def __init__(self, chat: Chat, prompt: Prompt, split: str, sampling: Sampling, max_tokens: int, context: int | None) -> None:
-        """Renders the first turn. Raises ValueError, naming the prompt, where the template refuses it or it is too long."""
+        """Renders the first turn. Raises ValueError, naming the prompt, where the template refuses one of the turns, or the first is
+        too long."""
         self.chat, self.prompt, self.split, self.sampling, self.context = chat, prompt, split, sampling, context
         self.turns = len(script(prompt))
         self.answers: list[list[int]] = []
         self.stopped = ""  # why turns were left out
         self._rows: list[_Row] = []
         self.asked: list[int] | None = turn_prompt(chat, prompt, [])
+        if self.turns > 1:  # with any answers: what the template refuses is to cost no work
+            _prompt(chat, prompt, [{"role": "assistant", "content": "ok"}] * (self.turns - 1))
         if len(self.asked) > max_tokens:
             raise ValueError(
                 f"prompt {prompt.id}: {len(self.asked)} tokens, prompts.max_tokens allows {max_tokens}: shorten it or raise the limit"
