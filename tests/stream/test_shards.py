@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from specgraft.records import Features
-from specgraft.stream.shards import MANIFEST, ShardReader, ShardWriter
+from specgraft.stream import fp8
+from specgraft.stream.shards import KEY, MANIFEST, ShardReader, ShardWriter
 
 HEADER: dict[str, Any] = {"target": {"id": "t", "weights": "abc"}, "taps": [1, 3], "hidden_size": 8}
 
@@ -153,3 +156,95 @@ def test_half_written_files_are_neither_read_nor_kept(folder: Path) -> None:
     writer.add("train", [row(9, 6)], ["p9"])
     reader = ShardReader(folder, "train")
     assert len(reader) == 5 and torch.equal(reader[4].last, row(9, 6).last)
+
+
+FP8: dict[str, Any] = {**HEADER, "target": {"id": "t", "weights": "abc", "dtype": "bfloat16"}, "dtype": "fp8"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_fp8_rows_come_back_in_the_targets_dtype_as_their_codes_say(tmp_path: Path, dtype: torch.dtype) -> None:
+    rows = [row(number, 1 + 7 * number, dtype) for number in range(4)]
+    header = {**FP8, "target": {**FP8["target"], "dtype": str(dtype).removeprefix("torch.")}}
+    writer = ShardWriter(tmp_path, header)
+    writer.add("train", rows[:3], digests(rows[:3]))
+    writer.add("train", rows[3:], digests(rows[3:]))
+    reader = ShardReader(tmp_path, "train", header)
+    for index in (3, 1, 0, 2):
+        found, put = reader[index], rows[index]
+        assert torch.equal(found.input_ids, put.input_ids) and torch.equal(found.loss_mask, put.loss_mask)
+        for back, states in ((found.taps, put.taps), (found.last, put.last)):
+            assert back.dtype == dtype and torch.equal(back, fp8.decode(*fp8.encode(states), dtype))
+    error = reader.manifest["shards"][0]["round_trip_error"]
+    assert set(error) == {"taps", "last"} and 0.01 < error["taps"]["mean"] < error["taps"]["worst"] < 1 / 16
+
+
+def test_fp8_takes_a_byte_a_value_and_four_a_state(tmp_path: Path) -> None:
+    ShardWriter(tmp_path, FP8).add("train", [row(1, 10)], ["p1"])
+    tensors = load_file(tmp_path / "train-00000.safetensors")
+    assert {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()} == {
+        "input_ids": 40, "loss_mask": 10, "taps": 10 * 2 * 8, "taps_scale": 10 * 2 * 4, "last": 10 * 8, "last_scale": 10 * 4,
+    }  # fmt: skip
+
+
+def test_features_in_fp8_are_other_features(folder: Path, tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "small", FP8)
+    writer.add("train", [row(0, 5)], ["p0"])
+    plain = ShardWriter(tmp_path / "plain", {**FP8, "dtype": "bfloat16"})
+    plain.add("train", [row(0, 5)], ["p0"])
+    assert ShardReader(tmp_path / "small", "train").digest() != ShardReader(tmp_path / "plain", "train").digest()
+    with pytest.raises(ValueError, match="made with dtype=fp8, this run has bfloat16"):
+        ShardReader(tmp_path / "small", "train", {**FP8, "dtype": "bfloat16"})
+    with pytest.raises(ValueError, match="another `dtype`"):
+        ShardWriter(tmp_path / "small", {**FP8, "dtype": "bfloat16"})
+    assert "dtype=None" in refusal(folder, expect=FP8 | HEADER)  # a field that is missing is no default
+
+
+@pytest.mark.parametrize("part", ["id", "weights", "tokenizer", "chat_template", "dtype"])
+def test_another_target_is_refused_naming_what_differs(tmp_path: Path, part: str) -> None:
+    target = {"id": "t", "weights": "a", "tokenizer": "b", "chat_template": "c", "dtype": "bfloat16"}
+    header = {**HEADER, "target": target}
+    ShardWriter(tmp_path, header).add("train", [row(0, 5)], ["p0"])
+    other = {**header, "target": {**target, part: "other"}}
+    assert f"target={{'{part}': '{target[part]}'}}, this run has {{'{part}': 'other'}}" in refusal(tmp_path, expect=other)
+    with pytest.raises(ValueError, match=rf"another `target` \({part}\); use another run\.name"):
+        ShardWriter(tmp_path, other)
+
+
+def test_a_shard_says_what_it_holds(folder: Path) -> None:
+    with safe_open(folder / "train-00001.safetensors", framework="pt") as shard:
+        own = json.loads(shard.metadata()[KEY])
+    assert own["target"] == HEADER["target"] and own["taps"] == [1, 3] and own["layer_ids"].endswith("pre-norm")
+    assert own["split"] == "train"
+    assert own["rows"] == [{"prompt_id": f"p{n}", "tokens": 5 + 3 * n, "digest": f"p{n}"} for n in (3, 4)]
+
+
+@pytest.mark.parametrize(("change", "named"), [({"taps": [1, 4]}, "taps"), ({"target": None}, "target"), ({"rows": []}, "rows")])
+def test_a_shard_of_other_features_under_a_manifest_is_refused(folder: Path, change: dict[str, Any], named: str) -> None:
+    """Its checksum agrees: whoever put it there entered it in the manifest."""
+    import hashlib
+
+    path = folder / "train-00000.safetensors"
+    with safe_open(path, framework="pt") as shard:
+        own = json.loads(shard.metadata()[KEY])
+    own = {key: value for key, value in {**own, **change}.items() if value is not None}
+    save_file(load_file(path), path, metadata={KEY: json.dumps(own)})
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["shards"][0] |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert f"its own `{named}`" in refusal(folder)
+
+
+def test_rows_come_in_the_order_asked_for_wherever_they_lie(folder: Path) -> None:
+    keep = {name: name for name in ("p4", "p0", "p3", "p1")}
+    reader = ShardReader(folder, "train", keep=keep)
+    assert [reader[index].prompt_id for index in range(4)] == ["p4", "p0", "p3", "p1"]
+    assert torch.equal(reader[0].last, row(4, 17).last)
+
+
+def test_notes_are_no_part_of_the_header(folder: Path) -> None:
+    writer = ShardWriter(folder, HEADER)
+    writer.note(left_out={"p9": "no legal anchor"})
+    writer.note(cut=2)
+    writer.add("train", [row(5, 4)], ["p5"])
+    assert ShardReader(folder, "train").manifest["notes"] == {"left_out": {"p9": "no legal anchor"}, "cut": 2}
+    assert ShardReader(folder, "train")[4].prompt_id == "p5"
