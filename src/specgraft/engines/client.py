@@ -1,0 +1,251 @@
+"""Asks servers for answers by token ids: several at a time, again or elsewhere where one fails. HTTP only, no torch.
+
+Nothing is sent anywhere but to the URLs given: no redirects, no proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+
+from specgraft.engines import llamacpp, sglang, vllm
+from specgraft.engines.wire import END, Ask, Reply, Unusable
+
+__all__ = ["Ask", "Pool", "Reply"]
+
+ENGINES: dict[str, Any] = {"llamacpp": llamacpp, "vllm": vllm, "sglang": sglang}
+LATER = {408, 425, 429, 502, 503, 504}  # the server is busy, starting or behind something that is
+CONNECT = 10.0  # seconds
+LONGEST = 30.0  # seconds between two tries
+
+
+class Failed(Exception):
+    """One request failed in a way that another try may not. `server`: its fault, nothing else is sent there for a while."""
+
+    def __init__(self, why: str, server: bool) -> None:
+        super().__init__(why)
+        self.server = server
+
+
+@dataclass
+class Server:
+    url: str
+    engine: str  # "auto" until it was asked
+    model: str = ""
+    met: bool = False
+    failures: int = 0  # in a row
+    ready: float = 0.0  # time.monotonic() of the next try
+    running: int = 0
+
+
+@dataclass
+class Job:
+    index: int
+    ask: Ask
+    tries: int = 0
+    ready: float = 0.0
+    failed_at: set[str] = field(default_factory=set)
+
+
+class Pool:
+    """Servers of one target, as one. `concurrency` requests at most are under way at each.
+
+    A request that failed `retries` + 1 times stops the run; `backoff` seconds lie between the first two tries, then
+    twice as many. A server that is restarted within that time goes unnoticed.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        engine: str = "auto",
+        concurrency: int = 16,
+        timeout: float = 300,
+        retries: int = 3,
+        backoff: float = 1.0,
+    ) -> None:
+        if engine != "auto" and engine not in ENGINES:
+            raise ValueError(f"engine {engine!r} is unknown: use auto, {', '.join(ENGINES)}")
+        if not urls:
+            raise ValueError("no server is given: name at least one URL, such as http://127.0.0.1:8000")
+        self.urls = list(dict.fromkeys(base_url(url) for url in urls))
+        self.engine, self.concurrency, self.timeout = engine, concurrency, timeout
+        self.retries, self.backoff = retries, backoff
+
+    def run(self, asks: Sequence[Ask], done: Callable[[int, Reply], None]) -> None:
+        """Calls `done(index, reply)` in this thread, once for each ask, as they finish, in any order.
+
+        Raises ValueError in one line (server, last error, what to do), after all that was finished has been handed over.
+        """
+        if asks:
+            asyncio.run(Round(self, asks, done).run())
+
+    def wait(self, attempt: int) -> float:
+        """Seconds behind the failed try number `attempt` (from 1)."""
+        return float(min(self.backoff * 2 ** (attempt - 1), LONGEST))
+
+
+class Round:
+    """One run of a pool: one loop gives out the asks, hears the replies and decides what is tried again."""
+
+    def __init__(self, pool: Pool, asks: Sequence[Ask], done: Callable[[int, Reply], None]) -> None:
+        self.pool, self.done = pool, done
+        self.servers = [Server(url, pool.engine) for url in pool.urls]
+        self.fresh = [Job(index, ask) for index, ask in enumerate(asks)][::-1]
+        self.again: list[Job] = []
+        self.running: dict[asyncio.Task[Reply], tuple[Server, Job]] = {}
+        self.broken: str | None = None  # why nothing more is given out
+
+    async def run(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.pool.concurrency * len(self.servers))
+        timeout = httpx.Timeout(self.pool.timeout, connect=min(CONNECT, self.pool.timeout))
+        async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, follow_redirects=False) as client:
+            try:
+                while self.running or (not self.broken and (self.fresh or self.again)):
+                    if not self.broken:
+                        self.give_out(client)
+                    await self.hear()
+            finally:
+                for task in self.running:
+                    task.cancel()
+                await asyncio.gather(*self.running, return_exceptions=True)
+        if self.broken:
+            raise ValueError(self.broken)
+
+    def give_out(self, client: httpx.AsyncClient) -> None:
+        gave = True
+        while gave:  # one to each server in turn, so that few asks are spread
+            gave = False
+            for server in self.servers:
+                if (job := self.pick(server)) is not None:
+                    server.running += 1
+                    self.running[asyncio.create_task(self.answer(client, server, job))] = (server, job)
+                    gave = True
+
+    def pick(self, server: Server) -> Job | None:
+        """The next job for a server; one that failed there waits for another server while there is one."""
+        now = time.monotonic()
+        # one request shows whether a server is there (again); the others follow
+        if now < server.ready or server.running >= (self.pool.concurrency if server.met and not server.failures else 1):
+            return None
+        healthy = {other.url for other in self.servers if not other.failures}
+        for place, job in enumerate(self.again):
+            if job.ready <= now and (server.url not in job.failed_at or not healthy - job.failed_at):
+                return self.again.pop(place)
+        return self.fresh.pop() if self.fresh else None
+
+    async def hear(self) -> None:
+        """Waits until a request ends or something may be tried again, and settles what ended."""
+        now = time.monotonic()
+        times = [job.ready for job in self.again] + [server.ready for server in self.servers if server.failures]
+        soonest = min((moment for moment in times if moment > now), default=now + 1.0)
+        if not self.running:
+            await asyncio.sleep(soonest - now)
+            return
+        finished, _ = await asyncio.wait(self.running, timeout=soonest - now, return_when=asyncio.FIRST_COMPLETED)
+        for task in finished:
+            server, job = self.running.pop(task)
+            server.running -= 1
+            try:
+                reply = task.result()
+            except Failed as error:
+                self.failed(server, job, error)
+            except Unusable as error:
+                self.broken = self.broken or f"{server.url}: {error}"
+            else:
+                server.failures, server.ready = 0, 0.0
+                self.done(job.index, reply)
+
+    def failed(self, server: Server, job: Job, error: Failed) -> None:
+        now = time.monotonic()
+        job.tries += 1
+        job.failed_at.add(server.url)
+        if error.server and now >= server.ready:  # all that broke off together is one failure of the server
+            server.failures += 1
+            server.ready = now + self.pool.wait(server.failures)
+        elsewhere = any(other is not server and not other.failures and other.url not in job.failed_at for other in self.servers)
+        job.ready = now if elsewhere else now + self.pool.wait(job.tries)
+        if job.tries <= self.pool.retries:
+            self.again.append(job)
+        elif not self.broken:
+            self.broken = f"{server.url}: {error} ({job.tries} tries); see to the server and start again: what was answered is kept"
+
+    async def answer(self, client: httpx.AsyncClient, server: Server, job: Job) -> Reply:
+        if not server.met:
+            await self.meet(client, server)
+        engine, ask, ids = ENGINES[server.engine], job.ask, list[int]()
+        while True:
+            path, body = engine.request(ask, server.model)
+            reply: Reply = engine.reply(ask, await self.send(client, "POST", server.url + path, body))
+            ids += reply.ids
+            if reply.finish_reason in END:
+                return Reply(ids, reply.finish_reason)
+            # the engine stopped at an end token of its own, which is none of the target's: on from there
+            seed = None if ask.seed is None else ask.seed + len(reply.ids)
+            ask = replace(ask, ids=ask.ids + reply.ids, max_new_tokens=ask.max_new_tokens - len(reply.ids), seed=seed)
+
+    async def meet(self, client: httpx.AsyncClient, server: Server) -> None:
+        """Asks a server what it is and what it calls its model; all three engines answer at /v1/models."""
+        answer = await self.send(client, "GET", server.url + "/v1/models", None)
+        rows = answer.get("data")
+        row = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
+        engine = str(row.get("owned_by", ""))
+        if server.engine == "auto":
+            if engine not in ENGINES:
+                raise Unusable(f"this is none of {', '.join(ENGINES)} (owner of its model: {engine[:40]!r}): set regen.engine")
+            server.engine = engine
+        elif engine in ENGINES and engine != server.engine:
+            raise Unusable(f"this is {engine}, not {server.engine}: set regen.engine=\"{engine}\" or \"auto\"")
+        server.model, server.met = str(row.get("id", "")), True
+
+    async def send(self, client: httpx.AsyncClient, method: str, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """One exchange. Raises Failed where another try may help, Unusable where it would not."""
+        try:
+            async with asyncio.timeout(self.pool.timeout):
+                response = await client.request(method, url, json=body)
+        except (httpx.TimeoutException, TimeoutError):
+            raise Failed(f"no answer within {self.pool.timeout:g} s", server=True) from None
+        except httpx.TransportError as error:
+            raise Failed(f"no connection ({type(error).__name__})", server=True) from None
+        if response.status_code in LATER:
+            raise Failed(f"HTTP {response.status_code} {said(response)}", server=True)
+        if response.status_code >= 500:
+            raise Failed(f"HTTP {response.status_code} {said(response)}", server=False)
+        if response.status_code != 200:
+            raise Unusable(f"the server refuses the request: HTTP {response.status_code} {said(response)}")
+        try:
+            answer = response.json()
+        except ValueError:
+            raise Failed("the answer is no JSON", server=False) from None
+        if not isinstance(answer, dict):
+            raise Failed("the answer is no JSON object", server=False)
+        return answer
+
+
+def said(response: httpx.Response) -> str:
+    """What a server says about an error, in one short line."""
+    try:
+        answer = response.json()
+        answer = answer.get("error", answer) if isinstance(answer, dict) else answer
+        text = answer.get("message", "") if isinstance(answer, dict) else answer
+    except ValueError:
+        text = response.text
+    return " ".join(str(text).split())[:200]
+
+
+def base_url(url: str) -> str:
+    """`url` without a path. Raises ValueError for what is no URL of a server, and for one with a password in it."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"server {url!r}: not a URL such as http://127.0.0.1:8000")
+    if parsed.userinfo or parsed.query:
+        raise ValueError(f"server {parsed.host}: a name, password or query in the URL is not used; leave it out")
+    path = parsed.path.rstrip("/").removesuffix("/v1")
+    return str(parsed.copy_with(path=path or "/", fragment=None)).rstrip("/")
