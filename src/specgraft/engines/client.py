@@ -55,8 +55,8 @@ class Job:
 class Pool:
     """Servers of one target, as one. `concurrency` requests at most are under way at each.
 
-    A request that failed `retries` + 1 times stops the run; `backoff` seconds lie between the first two tries, then
-    twice as many. A server that is restarted within that time goes unnoticed.
+    A request that failed `retries` + 1 times, or as many failures in a row of every server, stop the run. `backoff`
+    seconds lie between the first two tries, then twice as many: 1 + 2 + 4 for 3 retries, time for a restart.
     """
 
     def __init__(
@@ -169,10 +169,12 @@ class Round:
             server.ready = now + self.pool.wait(server.failures)
         elsewhere = any(other is not server and not other.failures and other.url not in job.failed_at for other in self.servers)
         job.ready = now if elsewhere else now + self.pool.wait(job.tries)
-        if job.tries <= self.pool.retries:
+        gone = min(other.failures for other in self.servers)  # no server is there: no need to try every job as often
+        if max(job.tries, gone) <= self.pool.retries:
             self.again.append(job)
         elif not self.broken:
-            self.broken = f"{server.url}: {error} ({job.tries} tries); see to the server and start again: what was answered is kept"
+            tries = max(job.tries, gone)
+            self.broken = f"{server.url}: {error} ({tries} tries); see to the server and start again: what was answered is kept"
 
     async def answer(self, client: httpx.AsyncClient, server: Server, job: Job) -> Reply:
         if not server.met:
