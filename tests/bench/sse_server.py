@@ -60,7 +60,7 @@ class SseServer:
                         self.connection.close()
                         return
                     if fault == "hang" and number == 1:
-                        time.sleep(5)
+                        time.sleep(1)
                         return
                     if fault == "early" and number == 1:
                         return
@@ -81,7 +81,7 @@ class SseServer:
                     event = {"choices": [{"text": "x" if not last else "", "token_ids": ids, "finish_reason": "length" if last else None}]}
                     if last:
                         done = {"num_spec_steps": steps, "num_draft_tokens": 7 * steps, "num_accepted_draft_tokens": accepted}
-                        event |= {"usage": {"prompt_tokens": count}, "metrics": {"speculative_decoding": done}}
+                        event |= {"usage": {"prompt_tokens": count}, "metrics": {"speculative_decoding": done} if script.pages else None}
                 else:
                     event = {"output_ids": whole if ids is not None else None, "meta_info": {"prompt_tokens": count}}
                     if last:
@@ -94,7 +94,7 @@ class SseServer:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True)
 
     def __enter__(self) -> SseServer:
         self.thread.start()
