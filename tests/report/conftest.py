@@ -156,7 +156,52 @@ DATA = {
     "by_language": {"en": 348, "ko": 116, "ja": 116},
     "by_domain": {"chat": 232, "code": 145, "math": 116, "tool": 87},
     "splits": {"train": 480, "heldout": 100},
+    "turns": 640,
+    "multi_turn": 60,
+    "answers": "target",
+    "tokens_with_prompts": 164_050,
+    "end_reasons": {"length": 211, "stop": 429},
+    "cells": [{"split": "train", "language": "en", "domain": "chat", "prompts": 115}],
+    "lengths": {"0-127": {"rows": 100, "share": 0.44}, "128-255": {"rows": 480, "share": 0.63}},
+    "examples": [
+        {
+            "prompt_id": "en-chat-1", "split": "train", "language": "en", "domain": "chat", "tokens": 31, "supervised": 14,
+            "answers": "target", "finish_reason": "stop",
+            "pieces": [
+                {"text": "<|im_start|>user\nWrite <b>bold</b><|im_end|>\n<|im_start|>assistant\n", "supervised": False},
+                {"text": "<script>alert(2)</script><|im_end|>", "supervised": True},
+                {"text": "\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n", "supervised": False},
+                {"text": "네, 다시<|im_end|>", "supervised": True},
+            ],
+        },
+        {
+            "prompt_id": "ja-math-2", "split": "train", "language": "ja", "domain": "math", "tokens": 12, "supervised": 5,
+            "answers": "target", "finish_reason": "length", "pieces": [{"text": "りんご", "supervised": False}, {"text": "3個", "supervised": True}],
+        },
+    ],
 }
+MIX = {
+    "drawn_from": {},
+    "report": {
+        "seed": 0,
+        "weighed": True,
+        "splits": {
+            "train": {
+                "wanted": 480, "got": 476, "families": 238,
+                "cells": [
+                    {"language": language, "domain": domain, "length": length, "wanted": 40, "got": 40 - 4 * (language == "ja" and domain == "tool")}
+                    for language in ("en", "ko", "ja") for domain in ("chat", "tool") for length in ("0-500", "500-")
+                ],
+            }
+        },
+        "sources": [
+            {"name": "a", "path": "a.jsonl", "rows": 600, "rejected": 1, "contaminated": 1, "near_duplicates": 1, "available": 597, "train": 476, "heldout": 100}
+        ],
+        "rejected": [{"source": "a", "line": 7, "reason": "messages[0] holds image_url"}],
+        "contaminated": [{"id": "a/9", "suite": "mt.jsonl", "suite_id": "81", "ngram": "compose an engaging travel blog post about"}],
+        "near_duplicates": [{"id": "a/12", "kept": "a/11", "similarity": 0.91}],
+    },
+}  # fmt: skip
 TIMING = {"regen": 402.0, "capture": 61.3, "train": 411.8, "evaluate": 190.2, "export": 7.5, "check": 31.0}
 
 
@@ -193,6 +238,7 @@ def fill(root: Path) -> RunDir:
     write_json(run.evaluation, EVALUATION)
     write_json(run.timing, TIMING)
     write_json(run.data, DATA)
+    write_json(run.prompts / "mix.json", MIX)
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in metrics()), encoding="utf-8")
     return run
 

@@ -103,7 +103,7 @@ def test_every_section_is_there_in_order(full_page: str) -> None:
 def test_pictures(full_page: str) -> None:
     page = full_page
     counts = {name: section(page, name).count("<svg") for name in re.findall(r'<section id="([^"]+)"', page)}
-    drawn = {"losses": 1, "accept-curve": 1, "groups": 2, "positions": 1, "confidence": 1, "steps": 1}
+    drawn = {"data": 2, "losses": 1, "accept-curve": 1, "groups": 2, "positions": 1, "confidence": 1, "steps": 1}
     assert {name: n for name, n in counts.items() if n} == drawn
     for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         tree = ElementTree.fromstring(svg)  # well-formed
@@ -277,7 +277,7 @@ def test_without_matplotlib(full_run: RunDir, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = page_of(full_run)
-    assert page.count("matplotlib is not installed: pip install") == 6 and "<svg" not in page
+    assert page.count("matplotlib is not installed: pip install") == 7 and "<svg" not in page
     assert "1.72" in section(page, "headline")
 
 

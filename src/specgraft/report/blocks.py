@@ -66,6 +66,30 @@ class Legend:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    text: str
+    supervised: bool
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A conversation with its loss mask."""
+
+    title: str
+    note: str
+    language: str
+    stretches: Sequence[Stretch]
+    kind: str = "masked"
+
+
+@dataclass(frozen=True)
+class MaskLegend:
+    """Of the conversations with masks."""
+
+    kind: str = "mask-legend"
+
+
+@dataclass(frozen=True)
 class Paragraph:
     text: str
     kind: str = "paragraph"
@@ -78,7 +102,7 @@ class Code:
     kind: str = "code"
 
 
-Block = Headline | Table | Picture | Example | Legend | Paragraph | Code
+Block = Headline | Table | Picture | Example | Legend | Masked | MaskLegend | Paragraph | Code
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def groups(name: str, bars: Sequence[Bars], alt: str) -> str:
                     place, value, height=thick * 0.88, color=SERIES[index], edgecolor=PAPER, linewidth=0.5,
                     hatch="//" if index else None, label=part.label if row == _first(names, part) else None,
                 )  # fmt: skip
-                _beside(axes, value, place, f"{value:.2f}, n={n}")
+                beside(axes, value, place, f"{value:.2f}, n={n}")
         axes.axvline(1, color=MUTED, linewidth=1, linestyle=":")
         axes.set_yticks(range(len(names)), [shortened(group, 18) for group in names])
         axes.invert_yaxis()
@@ -180,7 +180,7 @@ def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, fl
                 )  # fmt: skip
                 seen.add(part)
                 left += value
-            _beside(axes, left, row, f"{left:.1f} ms")
+            beside(axes, left, row, f"{left:.1f} ms")
             if name in marks:
                 axes.plot([marks[name]] * 2, (row - 0.38, row + 0.38), color=INK, linewidth=2)
         if marks:
@@ -197,7 +197,7 @@ def step_times(rows: Sequence[tuple[str, dict[str, float]]], marks: dict[str, fl
     return drawn("step-times", alt, (WIDTH, 1.5 + 0.5 * len(rows)), draw)
 
 
-def _beside(axes: Axes, x: float, y: float, text: str) -> None:
+def beside(axes: Axes, x: float, y: float, text: str) -> None:
     axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=SMALL)
 
 

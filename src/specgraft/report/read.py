@@ -25,6 +25,8 @@ class Found:
     timing: dict[str, Any] | None  # stage -> seconds
     data: dict[str, Any] | None  # counts of the answered conversations
     damaged: tuple[str, ...]  # one line each
+    mix: dict[str, Any] | None = None  # the drawn mix: its report, and what it was drawn from
+    bench: dict[str, Any] | None = None  # an engine with and without drafters
     start: Start | None = None  # None: not started from another drafter
 
 
@@ -67,6 +69,8 @@ def found(run: RunDir) -> Found:
         evaluation=one(run.evaluation, read_json, dict),
         timing=one(run.timing, read_json, dict),
         data=one(run.data, read_json, dict),
+        mix=one(run.prompts / "mix.json", read_json, dict),
+        bench=one(run.bench / "bench.json", read_json, dict),
         damaged=tuple(damaged),
         start=_start(config),
     )

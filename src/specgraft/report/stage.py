@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from specgraft import __version__
-from specgraft.report import headline, measured, onpolicy, sections
+from specgraft.report import bench, data, headline, measured, onpolicy, sections
 from specgraft.report.blocks import Section
 from specgraft.report.read import Found, at, draft_tokens, found
 from specgraft.report.text import plain, printable
@@ -18,8 +18,10 @@ from specgraft.run_dir import RunDir, write_text
 # "half" beside its neighbour, "columns" its blocks side by side
 ORDER: tuple[tuple[str, Callable[[Found], Section | None], str], ...] = (
     ("Result", headline.headline, ""),
+    (bench.TITLE, bench.bench, ""),
     ("Gates", sections.gates, ""),
     ("What was run", sections.what_was_run, "columns"),
+    (data.TITLE, data.data, ""),
     ("Loss curves", sections.training, "half"),
     ("Accept length while training", sections.validation, "half"),
     (onpolicy.TITLE, onpolicy.on_policy, ""),
