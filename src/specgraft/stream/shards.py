@@ -231,5 +231,7 @@ def refuse_other_ids(folder: Path, prompt_id: str, digest: str, wanted: Mapping[
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, dict):  # of a digest the first digits tell
+        return str({key: text if len(text := str(part)) <= 24 else text[:12] + "..." for key, part in value.items()})
     text = str(value)
     return text if len(text) < 60 else text[:57] + "..."
