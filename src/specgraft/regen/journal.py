@@ -1,15 +1,21 @@
-"""Answers of servers as they come in, one line each, until their group is written whole: a kill loses none of them."""
+"""Answers of servers as they come in, one line each, until their group is written whole: a kill loses none of them.
+
+Each line is handed to the system at once, and put on the disk every second: that is what a power cut can cost.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from specgraft.records import ids_digest
 
+SYNC = 1.0  # seconds between two waits for the disk
 Key = tuple[str, int, str]  # prompt id, turn, digest of the ids that were asked with
 
 
@@ -18,7 +24,7 @@ def key_of(prompt_id: str, turn: int, asked: list[int]) -> Key:
 
 
 class Journal:
-    """An append-only file of finished answers. Each line is on disk before the next request is counted as done."""
+    """An append-only file of finished answers."""
 
     def __init__(self, path: Path) -> None:
         """Reads what an earlier run left; a last line that a kill cut is taken off. Raises ValueError for other damage."""
@@ -34,6 +40,7 @@ class Journal:
             except (ValueError, KeyError, TypeError):
                 raise ValueError(f"{path}:{number}: damaged; delete the line and run regen again") from None
             self.found.setdefault(key, (ids, reason))
+        self._synced = 0.0
         try:
             self._handle = path.open("ab")
             if whole < len(data):
@@ -47,21 +54,18 @@ class Journal:
         try:
             self._handle.write(json.dumps(row).encode() + b"\n")
             self._handle.flush()
-            os.fsync(self._handle.fileno())
+            if time.monotonic() - self._synced >= SYNC:
+                os.fsync(self._handle.fileno())
+                self._synced = time.monotonic()
         except OSError as error:
             raise self._failed(error) from None
         self.found[key] = (ids, finish_reason)
 
-    def remove(self) -> None:
-        """Once all of it stands in group files."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-
     def close(self) -> None:
-        try:
+        with suppress(OSError):  # what a full disk left unwritten was reported by `add`
+            os.fsync(self._handle.fileno())
+        with suppress(OSError):
             self._handle.close()
-        except OSError:  # what a full disk left unwritten was reported by `add`
-            pass
 
     def _failed(self, error: OSError) -> ValueError:
         return ValueError(f"{self.path}: could not be written ({error.strerror}); free space or set run.root, then run regen again")
