@@ -27,7 +27,7 @@ UNIT = re.compile(rf"[{CHARACTERS}]|[^\W\d_{CHARACTERS}]+|\d+(?:[.,]\d+)*")
 def units(text: str, mask_numbers: bool = True) -> list[str]:
     """Words, or characters in scripts as above, in lower case and Unicode form NFKC; punctuation left out."""
     found = UNIT.findall(unicodedata.normalize("NFKC", text).casefold())
-    return ["0" if mask_numbers and unit[0].isdigit() else unit for unit in found]
+    return ["0" if mask_numbers and unit[0].isdecimal() else unit for unit in found]
 
 
 def asked_texts(prompt: Prompt) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specgraft.records import Prompt
+from specgraft.regen.messages import REASONING
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SHAREGPT = {"human": "user", "gpt": "assistant"}  # the shape's own names; any other foreign name needs an alias in the run file
@@ -136,8 +137,8 @@ def _parse_messages(messages: Any) -> tuple[dict[str, Any], ...]:
         last["role"] in ("user", "tool", "assistant"),
         f"the last message is from {last['role']}; end with the user turn to be answered",
     )
-    called = last["role"] == "assistant" and bool(last.get("tool_calls"))
-    require(bool(last.get("content")) or called, "the last message has no content; give the text to be answered")
+    said = ("content", "tool_calls", *REASONING) if last["role"] == "assistant" else ("content",)
+    require(any(last.get(key) for key in said), "the last message has no content; give the text to be answered")
     return tuple(messages)
 
 
