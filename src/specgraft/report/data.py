@@ -66,7 +66,7 @@ def _mix(run: Found) -> Picture | None:
     said = "; ".join(f"{name} {part.got}" + (f" of {part.wanted}" if part.wanted is not None else "") for name, part in quotas.items())
     short = sum(part.got < part.wanted for part in quotas.values() if part.wanted is not None)
     caption = "Train prompts by language and domain"
-    caption += f"; line: as asked for. {short or 'No'} quota{'s' if short != 1 else ''} fell short." if asked else "."
+    caption += f"; line: as asked for. {short or 'No'} quota{'s' if short > 1 else ''} fell short." if asked else "."
     svg = data_pictures.quotas(list(quotas.values()), f"{caption} {said}")
     columns = ("train", "asked for", "got") if asked else ("train", "prompts")
     rows = [(part.name, *([count(part.wanted)] if asked else []), count(part.got)) for part in quotas.values()]
