@@ -1,4 +1,4 @@
-"""`specgraft data`: conversations with their masks, counts, the plan of a mix; no weights, and no torch for the plan."""
+"""`specgraft data`: conversations with their masks, counts, the plan of a mix; no weights, and no torch for plan and stats."""
 
 from __future__ import annotations
 

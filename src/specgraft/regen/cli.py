@@ -1,4 +1,4 @@
-"""`specgraft data`: what a mix will hold, what a run's conversations look like, and what they add up to. Loads no torch."""
+"""`specgraft data`: what a mix will hold, what a run's conversations look like, and what they add up to. Loads no weights."""
 
 from __future__ import annotations
 
