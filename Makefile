@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?=
+ENGINES ?=
+JOBS ?=
 
-.PHONY: pilot test check setup clean
+.PHONY: pilot test check setup engines clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +28,10 @@ test: setup
 check: setup
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
+
+# serving engines that this machine can run, outside .venv and kept between calls; ENGINES="llamacpp vllm", JOBS=1
+engines: setup
+	$(BIN)/python -m specgraft.engines.install $(ENGINES) $(if $(JOBS),--jobs $(JOBS))
 
 clean:
 	rm -rf $(VENV)

@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
-from engine_stub import END, StubServer, counting
 
+from engine_stub import END, StubServer, counting
 from specgraft.engines.client import Ask, Pool, Reply, base_url
 
 ENGINES = ["llamacpp", "vllm", "sglang"]
