@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from specgraft.capture import stage
 from specgraft.capture.forward import capture_batch
 from specgraft.capture.stage import capture, feature_bytes, feature_header
 from specgraft.config import RunConfig
+from specgraft.plan.storage import of_run, storage
 from specgraft.records import Conversation, Features, ids_digest
-from specgraft.run_dir import RunDir
-from specgraft.stream import shards
+from specgraft.run_dir import RunDir, read_json, write_json
+from specgraft.stream import fp8, shards
 from specgraft.stream.shards import ShardReader
 
 TAPS = [0, 2]
@@ -223,6 +225,8 @@ def test_the_size_estimate_is_within_five_percent_of_the_bytes_written(target, r
     written = sum(path.stat().st_size for path in run.features.glob("*.safetensors"))
     assert feature_bytes(1_200, len(TAPS), 32, 4) == pytest.approx(written, rel=0.05)
     assert feature_bytes(1_000_000, 5, 64, 2) == 773_000_000  # five taps and the last layer
+    assert feature_bytes(1_000_000, 5, 64, 1) == 413_000_000  # fp8: and six scales
+    assert feature_bytes(1_000_000, 5, 64, 2, streams=4) == 1_157_000_000  # the last layer's four residual streams
 
 
 def test_features_of_another_target_taps_or_dtype_are_not_mixed(target, run, tiny_target) -> None:
@@ -264,3 +268,94 @@ def test_half_precision_states_are_stored_as_they_are(tiny_target, run) -> None:
     for features in capture_batch(target, rows, TAPS):
         assert found[features.prompt_id].taps.dtype == torch.bfloat16
         assert_same(found[features.prompt_id], features)
+
+
+@pytest.mark.parametrize("dtype", ["target", "fp8"])
+def test_plan_storage_predicts_what_capture_writes_headers_included(tiny_target, run, dtype) -> None:
+    """Also where headers are a fifth of the bytes."""
+    target = tiny_target(layers=3, dtype=torch.bfloat16)
+    rows = conversations([5 + 37 * number % 60 for number in range(60)], held_out=10)
+    config = RunConfig.model_validate({"target": {"id": "tiny"}, "capture": {"taps": TAPS, "dtype": dtype, "shard_tokens": 512}})
+    capture(config, run, target, rows)
+    written = sum(path.stat().st_size for path in run.features.iterdir())
+    tokens = sum(len(row.input_ids) for row in rows)
+    need = storage(tokens, len(TAPS), 32, "fp8" if dtype == "fp8" else "bfloat16", len(rows), 512)
+    assert need.bytes == pytest.approx(written, rel=0.05)
+    assert need.bytes_per_token == feature_bytes(1, len(TAPS), 32, 1 if dtype == "fp8" else 2)
+    run.regen.mkdir()
+    (run.regen / "train-00000.jsonl").write_text("".join(json.dumps(row.to_json()) + "\n" for row in rows))
+    write_json(run.config, config.model_dump(mode="json"))
+    assert of_run(run.root, hidden=32) == need
+    with pytest.raises(ValueError, match=r"target\.id='tiny' is no folder here: give --hidden"):
+        of_run(run.root)
+
+
+def test_fp8_features_are_the_codes_of_the_targets_own_and_half_their_bytes(tiny_target, tmp_path, capsys) -> None:
+    target = tiny_target(layers=3, hidden=64, dtype=torch.bfloat16)
+    rows = conversations([40, 33, 25, 12] * 8, held_out=2)
+    whole, small = RunDir(tmp_path / "whole").create(), RunDir(tmp_path / "small").create()
+    capture(config_of(), whole, target, rows)
+    capture(config_of(dtype="fp8"), small, target, rows)
+    left, right = everything(whole, "train", "heldout"), everything(small, "train", "heldout")
+    assert left.keys() == right.keys()
+    for name, features in left.items():
+        assert right[name].taps.dtype == right[name].last.dtype == torch.bfloat16
+        assert torch.equal(right[name].taps, fp8.decode(*fp8.encode(features.taps), torch.bfloat16))
+        assert torch.equal(right[name].last, fp8.decode(*fp8.encode(features.last), torch.bfloat16))
+    sizes = [sum(path.stat().st_size for path in run.features.glob("*.safetensors")) for run in (small, whole)]
+    assert sizes[0] / sizes[1] == pytest.approx((3 * 64 + 3 * 4 + 5) / (3 * 64 * 2 + 5), rel=0.03)
+    with pytest.raises(ValueError, match="another `dtype`"):
+        capture(config_of(dtype="fp8"), whole, target, rows)
+
+
+def test_r9_a_limit_that_leaves_nothing_to_learn(target, tmp_path, capsys) -> None:
+    """max_length 64; a prompt of 64 ids and an answer of 20, a prompt of 63 and an answer of 20; then only such rows."""
+    rows = [dataclasses.replace(row, loss_mask=[False] * prompt + [True] * 20, prompt_length=prompt)
+            for row, prompt in zip(conversations([84, 83, 82, 30]), (64, 63, 62, 10), strict=True)]  # fmt: skip
+    run = RunDir(tmp_path / "some").create()
+    capture(config_of(max_length=64), run, target, rows)
+    found = everything(run)
+    assert {name: len(features.input_ids) for name, features in found.items()} == {"p2": 64, "p3": 30}
+    assert_same(found["p2"], capture_batch(target, [dataclasses.replace(rows[2], input_ids=rows[2].input_ids[:64], loss_mask=rows[2].loss_mask[:64])], TAPS)[0], exact=False)
+    said = capsys.readouterr().err
+    assert "1 cut at 64 tokens" in said and "left out {'no supervised token': 1, 'no legal anchor': 1} of 4" in said
+    assert read_json(run.features / "manifest.json")["notes"] == {"left_out": {"p0": "no supervised token", "p1": "no legal anchor"}, "cut": 1}
+    capture(config_of(max_length=64), run, target, rows)  # all there is to capture is there
+    with pytest.raises(ValueError, match=r"nothing can be learnt from any of the 2 train conversations \(1 x no supervised token, 1 x no legal anchor, at most 64"):
+        capture(config_of(max_length=64), RunDir(tmp_path / "none").create(), target, rows[:2])
+    held_out = [dataclasses.replace(row, split="heldout") for row in rows[:2]]
+    with pytest.raises(ValueError, match="any of the 2 heldout conversations"):
+        capture(config_of(max_length=64), RunDir(tmp_path / "none").create(), target, [*rows[2:], *held_out])
+
+
+def test_r12_features_cut_at_another_length_are_other_features(target, run, tmp_path) -> None:
+    rows = conversations([50, 20])
+    capture(config_of(max_length=32), run, target, rows)
+    with pytest.raises(ValueError, match=r"another `max_length`; use another run\.name"):
+        capture(config_of(max_length=64), run, target, rows)
+    with pytest.raises(ValueError, match="made with max_length=32, this run has 256"):
+        ShardReader(run.features, "train", feature_header(config_of(), target))
+    other = RunDir(tmp_path / "other").create()
+    capture(config_of(max_length=300), other, target, rows)  # longer than the target's context of 256
+    ShardReader(other.features, "train", feature_header(config_of(), target))
+    assert {len(features.input_ids) for features in everything(other).values()} == {50, 20}
+
+
+def test_what_a_drafter_is_trained_on_does_not_hang_on_the_shards(target, tmp_path) -> None:
+    rows = conversations([7, 20, 3, 11, 30, 5, 9, 16, 4])
+    keep = {row.prompt_id: ids_digest(row.input_ids) for row in rows}
+    readers = []
+    for number, sizes in enumerate(((40, 24), (4096, 65536))):
+        run = RunDir(tmp_path / str(number)).create()
+        capture(config_of(batch_tokens=sizes[0], shard_tokens=sizes[1]), run, target, rows)
+        readers.append(ShardReader(run.features, "train", keep=keep))
+    assert readers[0].index != readers[1].index and readers[0].digest() == readers[1].digest()
+    for index, row in enumerate(rows):
+        assert readers[0][index].prompt_id == readers[1][index].prompt_id == row.prompt_id
+        assert_same(readers[0][index], readers[1][index], exact=False)
+
+
+def test_the_log_says_how_much_was_padding(target, run, capsys) -> None:
+    capture(config_of(batch_tokens=64), run, target, conversations([30, 30, 29, 8]))
+    # batches [30, 30], [29], [8]: none with more than 5 % of padding
+    assert "capture: 4 rows, 97 tokens, padding 0.0%; 0 cut at 256 tokens" in capsys.readouterr().err

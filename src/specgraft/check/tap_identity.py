@@ -20,6 +20,7 @@ COSINE = 0.999  # mean over tokens, in half precision
 NORM = 0.03  # mean relative difference of norms, in half precision
 WORST = 0.95  # cosine of the worst token
 EXACT_COSINE, EXACT_NORM = 0.99999, 1e-3  # in float32 and wider
+FP8_COSINE = 0.9985  # e4m3 takes 0.00034 (relative error 0.026) from what half precision leaves
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def tap_identity(
             own = likeness(state, layers[layer + 1])
             near = [likeness(state, other).cosine for other in neighbours(layers, layer)]
             low, high_norm, beside = min(low, own.cosine), max(high_norm, own.norm), max(beside, *near)
-            if fault := state_fault(own, near, exact(target, stored)):
+            if fault := state_fault(own, near, *limits(target, stored)):
                 faults.append(f"{name} of {conversation.prompt_id}: {fault}{looks_like(target, state, layers, layer)}")
     measured = {"rows": float(len(rows)), "cosine": low, "norm_error": high_norm, "neighbour_cosine": beside}
     if faults:
@@ -117,9 +118,15 @@ def neighbours(layers: Sequence[torch.Tensor], layer: int) -> list[torch.Tensor]
     return [layers[place] for place in (layer, layer + 2) if place < len(layers)]
 
 
-def state_fault(own: Likeness, near: Sequence[float], precise: bool) -> str | None:
+def limits(target: Target, stored: str) -> tuple[float, float]:
+    """Least cosine and largest difference of norms that states kept in this dtype may have."""
+    if exact(target, stored):
+        return EXACT_COSINE, EXACT_NORM
+    return FP8_COSINE if stored == "fp8" else COSINE, NORM
+
+
+def state_fault(own: Likeness, near: Sequence[float], cosine: float, norm: float) -> str | None:
     """Why a state is not its layer's, or None."""
-    cosine, norm = (EXACT_COSINE, EXACT_NORM) if precise else (COSINE, NORM)
     if own.cosine < cosine:
         return f"cosine with its own layer is {own.cosine:.5f} (at least {cosine})"
     if own.worst < WORST:
