@@ -98,6 +98,12 @@ def export(
 
 
 @app.command()
+def bench(arguments: Arguments = None, allow: Allow = None) -> None:
+    """A real engine with and without drafters: accept length, speed, break-even, same text. Finished cells are kept."""
+    session(arguments, allow).bench()
+
+
+@app.command()
 def check(
     arguments: Arguments = None,
     allow: Allow = None,
@@ -116,6 +122,33 @@ def check(
 def report(arguments: Arguments = None) -> None:
     """One HTML page of the run, also of one that is not finished."""
     say(f"report: {session(arguments).report()}")
+
+
+@app.command()
+def serve(
+    engine: Annotated[str, typer.Argument(help="llamacpp, vllm, sglang")],
+    target: Annotated[str, typer.Argument(help="as target.id: smollm2, a Hugging Face folder, a hub id; llamacpp: or a .gguf file")] = "smollm2",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    dtype: Annotated[str, typer.Option(help="of the weights: float32, bfloat16, float16")] = "bfloat16",
+    context: Annotated[int, typer.Option(min=16, help="tokens of one request, prompt and answer")] = 2048,
+    parallel: Annotated[int, typer.Option(min=1, help="requests decoded together")] = 8,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: the engine's own choice")] = 0,
+    more: Annotated[list[str] | None, typer.Option("--flag", help="a further flag of the engine, as it is; may be repeated")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and start nothing")] = False,
+) -> None:
+    """Serves a target on this machine for `regen.servers`. Engines are installed by `make engines`."""
+    from specgraft.engines.serve import Serving, start
+
+    start(Serving(engine, served(engine, target), port, dtype=dtype, context=context, parallel=parallel, threads=threads, more=more or ()), dry_run)
+
+
+def served(engine: str, target: str) -> Path:
+    """What an engine is given for a target's name."""
+    if engine == "llamacpp" and target.endswith(".gguf"):
+        return Path(target).expanduser()
+    from specgraft.targets.text import resolve
+
+    return Path(resolve(target))
 
 
 @app.command()

