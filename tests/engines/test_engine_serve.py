@@ -1,0 +1,105 @@
+"""Command lines of the engines, and the target as GGUF."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from specgraft.cli import main
+from specgraft.engines import install
+from specgraft.engines.gguf import gguf_path, to_gguf
+from specgraft.engines.serve import Serving
+
+
+@pytest.fixture
+def engines(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECGRAFT_ENGINES", str(tmp_path / "engines"))
+    return tmp_path / "engines"
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def follows(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "vllm", "sglang"])
+def test_servers_listen_on_this_machine_only_and_share_no_prefix(engine, engines, model):
+    command = Serving(engine, model, 8123, context=500, parallel=3).command(dry=True)
+    assert follows(command, "--host") == "127.0.0.1" and follows(command, "--port") == "8123"
+    assert command[0].startswith(str(engines))
+    prefix = {"llamacpp": "--no-context-shift", "vllm": "--no-enable-prefix-caching", "sglang": "--disable-radix-cache"}
+    assert prefix[engine] in command
+
+
+def test_the_context_is_for_each_request(engines, model):
+    assert follows(Serving("llamacpp", model, 1, context=500, parallel=3).command(dry=True), "-c") == "1500"
+    assert follows(Serving("vllm", model, 1, context=500, parallel=3).command(dry=True), "--max-model-len") == "500"
+
+
+def test_keys_and_values_are_as_exact_as_the_weights(engines, model):
+    command = Serving("llamacpp", model, 1, dtype="float32").command(dry=True)
+    assert follows(command, "-ctk") == follows(command, "-ctv") == "f32" and follows(command, "-m").endswith("-f32.gguf")
+    assert follows(Serving("vllm", model, 1, dtype="float32").command(dry=True), "--dtype") == "float32"
+
+
+def test_no_hub_and_no_reports(engines, model):
+    assert Serving("vllm", model, 1).environment()["HF_HUB_OFFLINE"] == "1"
+    assert Serving("vllm", model, 1).environment()["VLLM_NO_USAGE_STATS"] == "1"
+    assert Serving("vllm", model, 1, threads=2).environment()["OMP_NUM_THREADS"] == "2"
+
+
+def test_what_cannot_be_served(engines, model, tmp_path):
+    with pytest.raises(ValueError, match="engine 'tgi' is unknown: use llamacpp, vllm, sglang"):
+        Serving("tgi", model, 1)
+    with pytest.raises(ValueError, match="dtype 'fp4' is unknown"):
+        Serving("vllm", model, 1, dtype="fp4")
+    with pytest.raises(ValueError, match="vllm 0.32.0 is not installed .* run `make engines ENGINES=vllm`"):
+        Serving("vllm", model, 1).command()
+    with pytest.raises(ValueError, match="no config.json there"):
+        Serving("llamacpp", tmp_path, 1).command(dry=True)
+
+
+def test_serve_prints_the_command(engines, model, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["specgraft", "serve", "llamacpp", "x.gguf", "--port", "9001", "--threads", "2", "--flag=-fa", "--flag", "off", "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    said = capsys.readouterr().out
+    assert "llama-server -m x.gguf --host 127.0.0.1 --port 9001" in said and "-t 2" in said and said.rstrip().endswith("-fa off")
+
+
+def converter(engines: Path, body: str) -> None:
+    folder = install.ENGINES["llamacpp"].folder("llamacpp")
+    (folder / "convert").mkdir(parents=True)
+    (folder / install.DONE).write_text("{}")
+    (folder / "convert" / "convert_hf_to_gguf.py").write_text(body)
+
+
+def test_a_target_is_converted_once_and_anew_when_it_changes(engines, model):
+    converter(engines, "import json, sys; open(sys.argv[sys.argv.index('--outfile') + 1], 'w').write(json.dumps(sys.argv))")
+    out = to_gguf(model, "float32")
+    words = json.loads(out.read_text())
+    assert words[1] == str(model) and words[words.index("--outtype") + 1] == "f32"
+    out.write_text("kept")
+    assert to_gguf(model, "float32") == out and out.read_text() == "kept"
+    assert to_gguf(model, "bfloat16") != out
+    (model / "config.json").write_text('{"other": 1}')
+    assert gguf_path(model, "float32") != out
+    assert sorted(path.suffix for path in out.parent.iterdir()) == [".gguf", ".gguf", ".log", ".log"]
+
+
+def test_a_failed_conversion_leaves_nothing_and_says_why(engines, model):
+    converter(engines, "raise SystemExit('unknown architecture')")
+    with pytest.raises(ValueError, match=r"converter failed with code 1: unknown architecture \(log: "):
+        to_gguf(model)
+    assert not list((engines / "gguf").glob("*.gguf"))
