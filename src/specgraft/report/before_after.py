@@ -81,6 +81,7 @@ def teacher_forced(run: Found) -> list[Part]:
         ("survival", "counted", "Counted, teacher-forced: share of anchors whose likeliest drafts are the answer's tokens up to this position"),
     )
     when = ", ".join(f"{name} at step {row['step']:,.0f}" for name, row in (("before", first), ("after", last)) if row)
+    when += "".join(f"; answers: {row['answers']}" for row in (last or first,) if row.get("answers"))
     found: list[Part] = []
     for key, name, what in kinds:
         both = (numbers(first.get(key)), numbers(last.get(key)))

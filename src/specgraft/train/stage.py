@@ -185,8 +185,9 @@ def report_validation(
         masks.append(batch.anchors.mask.view(1, -1, size))
     mask = torch.cat(masks, 1)
     alpha_survival, hit_survival = (survival(torch.cat([v[kind] for v in values], 1), mask) for kind in (0, 1))
+    whose = "target" if config.regen.answers == "target" else "data set"  # figures of the two are not to be compared
     metrics.add(
-        kind="validate", step=step, survival=hit_survival, accept_length=1 + sum(hit_survival),
+        kind="validate", step=step, answers=whose, survival=hit_survival, accept_length=1 + sum(hit_survival),
         alpha_survival=alpha_survival, alpha_accept_length=1 + sum(alpha_survival),
     )  # fmt: skip
-    bar.at(step, f"accept length {1 + sum(hit_survival):.2f} (teacher-forced)")
+    bar.at(step, f"accept length {1 + sum(hit_survival):.2f} (teacher-forced; answers: {whose})")
