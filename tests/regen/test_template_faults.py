@@ -47,6 +47,12 @@ def test_r2_the_empty_think_block_of_the_prompt_is_not_supervised() -> None:
         assert supervised(chat("think", thinking), [user("2+2?"), answer("4")]) == [("4<|end|>", 2)]
 
 
+def test_r2_an_empty_block_of_a_template_that_prints_no_reasoning_is_not_supervised() -> None:
+    template = template_of("plain").replace("{{ message.content }}", "{% if message.role == 'assistant' %}<think>\n</think>\n{% endif %}{{ message.content }}")
+    mine = Chat(tok(template), (261,))
+    assert supervised(mine, [user("x"), answer("ok"), user("y"), answer("Quite")]) == [("ok<|end|>Quite<|end|>", 9)]
+
+
 def test_r3_text_that_the_template_rewrites_is_not_looked_for() -> None:
     assert supervised(chat("trim"), [user("  hi  "), answer("ok")]) == [("ok<|end|>", 3)]
     # the same words before the answer change nothing

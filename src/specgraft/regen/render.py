@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from specgraft.records import Prompt
 from specgraft.regen.messages import Calls, Message, Tools, lessened, normal_messages, normal_tools, reasoning_of
-from specgraft.regen.spans import Row, Span, answer_span, begins_with, rows_of
+from specgraft.regen.spans import Row, Span, answer_span, begins_with, common_prefix, rows_of
 
 __all__ = ["Chat", "Row", "render"]
 
@@ -42,6 +42,7 @@ class Chat:
 
     def __init__(self, tokenizer: Any, end_ids: Collection[int], thinking: str = "template") -> None:
         self.tokenizer, self.end_ids, self.thinking = tokenizer, frozenset(end_ids), thinking
+        self._known_blocks: dict[str, bool] = {}
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("the target's tokenizer has no chat template: add chat_template.jinja to its folder")
         if thinking != "template" and not self.switch:
@@ -91,9 +92,47 @@ class Chat:
             for what, less in lessened(messages[turn]):
                 if self._ids([*messages[:turn], less], tools, mode, False) == whole:
                     return f"drops the recorded {what}"
-            span = answer_span(turn, prompt, whole, self.end_ids, self.closing, self.special)
+            block = self._empty_block(messages[: turn + 1], tools, mode, prompt, whole)
+            span = answer_span(turn, whole, len(prompt) + block, self.end_ids, self.closing, self.special)
             return span or "renders nothing of an answer"
         return "does not render the answer behind its own generation prompt"
+
+    def _empty_block(self, messages: Sequence[Message], tools: Tools, mode: str, prompt: list[int], whole: list[int]) -> int:
+        """Tokens of the think block without content that the template puts behind the generation prompt of an answer without reasoning.
+
+        Found out by rendering the answer with other content and with reasoning. What the target writes itself before its text
+        (a channel, a recipient) is no such block: reasoning comes before it in a turn of its own.
+        """
+        message = messages[-1]
+        if reasoning_of(message) or (len(messages) > 2 and not self._blocks(mode)):
+            return 0
+        other = {"role": "assistant", "content": "Z" if str(message.get("content") or "").strip()[:1] == "Q" else "Q"}
+        plain = self._ids([*messages[:-1], other], tools, mode, False)
+        block = common_prefix(whole, plain) - len(prompt)
+        if block <= 0:
+            return 0
+        if "".join(self.tokenizer.decode(whole[len(prompt) : len(prompt) + block]).split()) == "<think></think>":
+            return block  # also of a template that prints no reasoning at all
+        reasoned = self._ids([*messages[:-1], {**other, "reasoning_content": "r"}], tools, mode, False)
+        if reasoned == plain or not begins_with(reasoned, prompt):
+            return 0
+        tail = plain[len(prompt) :]
+        opening = prompt[len(self._ids(messages[:-1], tools, mode, False)) :]
+        before = reasoned[len(prompt) : len(reasoned) - len(tail)]
+        own_turn = reasoned[len(reasoned) - len(tail) :] == tail and opening and before[-len(opening) :] == opening
+        return 0 if own_turn else block
+
+    def _blocks(self, mode: str) -> bool:
+        """Whether this template writes think blocks without content at all."""
+        if mode not in self._known_blocks:
+            ask: list[Message] = [{"role": "user", "content": "x"}]
+            messages = [*ask, {"role": "assistant", "content": "yes"}]
+            try:
+                whole, prompt = self._ids(messages, None, mode, False), self._ids(ask, None, mode, True)
+                self._known_blocks[mode] = begins_with(whole, prompt) and self._empty_block(messages, None, mode, prompt, whole) > 0
+            except ValueError:
+                self._known_blocks[mode] = True  # this template refuses so short a conversation: every answer is looked at
+        return self._known_blocks[mode]
 
     def _modes(self, message: Message) -> list[str]:
         """Settings of thinking under which this answer can have been written, the likeliest first.
@@ -136,14 +175,17 @@ class Chat:
     @cached_property
     def calls(self) -> Calls:
         """How this template prints tool calls. Raises ValueError where it prints none: the calls of a row would be lost."""
+        refusals = []
         for calls in (Calls(True, False), Calls(True, True), Calls(False, False), Calls(False, True)):
             try:
                 texts = [self._probe(calls, number) for number in ("71", "72")]
-            except ValueError:
+            except ValueError as error:
+                refusals.append(str(error).partition("; roles:")[0].partition("refuses it (")[2])
                 continue
             if texts[0] != texts[1] and not any(mark in texts[0] for mark in BAD_CALL):
                 return calls
-        raise ValueError("the target's chat template prints no tool calls, they would be lost: leave out conversations with tool calls")
+        what = f"refuses tool calls ({refusals[-1]})" if len(refusals) == 4 else "prints no tool calls, they would be lost"
+        raise ValueError(f"the target's chat template {what}: leave out conversations with tool calls")
 
     def _probe(self, calls: Calls, number: str) -> str:
         """Text of a conversation whose tool call has this number for its argument."""

@@ -29,18 +29,21 @@ def begins_with(ids: Sequence[int], prefix: Sequence[int]) -> bool:
     return len(ids) >= len(prefix) and list(ids[: len(prefix)]) == list(prefix)
 
 
+def common_prefix(one: Sequence[int], two: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return next((place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
 def answer_span(
-    turn: int, prompt: list[int], whole: list[int], end_ids: Collection[int], closing: Sequence[int], special: Collection[int]
+    turn: int, whole: list[int], start: int, end_ids: Collection[int], closing: Sequence[int], special: Collection[int]
 ) -> Span | None:
-    """The answer that `whole` has behind `prompt`; None where the render does not go on from the prompt, or adds nothing.
+    """The answer that `whole` has from `start` on; None where there is nothing but an end.
 
     It ends with the first end token, for there the target stops: what the template puts behind is not the target's. Where the
     template writes none of the end tokens, the answer ends before `closing`, the ids that end every turn of this template, and
     takes in a special token at their head.
     """
-    if not begins_with(whole, prompt):
-        return None
-    start = stop = len(prompt)
+    stop = start
     tail = whole[start:]
     ends = [place for place, token in enumerate(tail) if token in end_ids]
     if ends:
