@@ -128,7 +128,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(call, fresh_file: Path, here: 
 )
 def test_bad_input_of_regen_is_one_line_and_leaves_no_answers(call, fresh_file: Path, overrides: list[str], parts: list[str]) -> None:
     call("regen", str(fresh_file), *overrides).refused("error: ", *parts)
-    assert files(fresh_file.parent / "runs") == {"pilot/config.json", "pilot/timing.json"}
+    left = {name for name in files(fresh_file.parent / "runs") if not name.startswith("pilot/prompts/")}  # what was drawn stays
+    assert left == {"pilot/config.json", "pilot/timing.json"}
 
 
 def test_a_bad_line_of_the_prompt_file_is_named(call, fresh_file: Path) -> None:
@@ -193,13 +194,14 @@ def test_a_full_disk_is_one_line_and_leaves_no_part_of_a_file(call, fresh_file: 
 
     def full(handle: int) -> None:
         calls.append(handle)
-        if len(calls) == 3:  # config.json, settings.json, then the first group of answers
+        if len(calls) == 6:  # config.json, three files of the mix, settings.json, then the first group of answers
             raise OSError(errno.ENOSPC, "No space left on device")
         real(handle)
 
     monkeypatch.setattr(run_dir.os, "fsync", full)
     call("regen", str(fresh_file)).refused("train-00000.jsonl: could not be written (No space left on device)")
-    assert files(fresh_file.parent / "runs" / "pilot") == {"config.json", "timing.json", "regen/settings.json"}
+    mix = {f"prompts/{name}" for name in ("train.jsonl", "heldout.jsonl", "mix.json")}
+    assert files(fresh_file.parent / "runs" / "pilot") == {"config.json", "timing.json", "regen/settings.json", *mix}
 
 
 def test_a_failed_gate_ends_with_3_unless_it_is_allowed(call, run_file: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_summary_holds_every_number_the_pilot_promises(done: Done) -> None:
 def test_every_stage_leaves_its_files_whole(done: Done) -> None:
     left = {path.name for path in done.root.iterdir()}
     assert left == {
-        "config.json", "regen", "data.json", "features", "checkpoints", "metrics.jsonl", "evaluate.json", "confidence.json", "export",
+        "config.json", "prompts", "regen", "data.json", "features", "checkpoints", "metrics.jsonl", "evaluate.json", "confidence.json", "export",
         "gates.json", "overfit.json", "summary.json", "report.html", "timing.json",
     }  # fmt: skip
     assert not [path for path in done.root.rglob(".*") if path.name.endswith("tmp")]
