@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,16 +68,36 @@ def test_a_server_that_never_gets_ready_is_stopped_even_if_it_does_not_want_to(t
 
 
 def test_a_program_that_is_not_there_and_a_port_in_use(tmp_path):
-    with pytest.raises(ValueError, match="no-such-program: cannot be started .*make engines"):
+    with pytest.raises(ValueError, match=r"/no-such-program: no such program; run `make engines`"):
         Process(["/no-such-program"], free_port(), tmp_path / "log").start()
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} is in use"):
             Process([sys.executable, "-c", "pass"], port, tmp_path / "log").start()
+
+
+@pytest.mark.skipif(not process.TOLD, reason="the kernel tells a child of its parent's death on Linux only, through setpriv")
+def test_a_server_goes_when_this_process_is_killed(tmp_path):
+    port = free_port()
+    source = (
+        "import sys, time\nfrom pathlib import Path\nfrom specgraft.engines.process import Process\n"
+        f"server = Process([sys.executable, '-c', 'import time; time.sleep(600)'], {port}, Path({str(tmp_path / 'log')!r}), limit=0.0)\n"
+        "server.stop = lambda: None\n"
+        "try:\n    server.start()\nexcept ValueError:\n    print(server.child.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    end = time.monotonic() + 10
+    while alive(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not alive(child)
 
 
 def test_the_environment_is_added_to_this_one(tmp_path):

@@ -63,9 +63,9 @@ def test_what_cannot_be_served(engines, model, tmp_path):
         Serving("tgi", model, 1)
     with pytest.raises(ValueError, match="dtype 'fp4' is unknown"):
         Serving("vllm", model, 1, dtype="fp4")
-    with pytest.raises(ValueError, match="vllm 0.32.0 is not installed .* run `make engines ENGINES=vllm`"):
+    with pytest.raises(ValueError, match=r"vllm 0\.32\.0 is not installed .* run `make engines ENGINES=vllm`"):
         Serving("vllm", model, 1).command()
-    with pytest.raises(ValueError, match="no config.json there"):
+    with pytest.raises(ValueError, match=r"no config\.json there"):
         Serving("llamacpp", tmp_path, 1).command(dry=True)
 
 

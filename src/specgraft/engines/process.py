@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,8 @@ from pathlib import Path
 import httpx
 
 GRACE = 15.0  # seconds between asking it to stop and stopping it
+# a killed run must not leave a server behind: the kernel tells it (Linux, util-linux)
+TOLD = ["setpriv", "--pdeathsig", "TERM", "--"] if sys.platform == "linux" and shutil.which("setpriv") else []
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -57,11 +61,13 @@ class Process:
         with socket.socket() as probe:
             if probe.connect_ex((self.host, self.port)) == 0:
                 raise ValueError(f"port {self.port} is in use by another server: choose another port")
+        if not shutil.which(self.command[0]):
+            raise ValueError(f"{self.command[0]}: no such program; run `make engines`")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as out:
             try:  # a group of its own: engines start workers, and those must not outlive it
                 self.child = subprocess.Popen(
-                    self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
+                    [*TOLD, *self.command], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True
                 )  # fmt: skip
             except OSError as error:
                 raise ValueError(f"{self.command[0]}: cannot be started ({error.strerror}); run `make engines`") from None
