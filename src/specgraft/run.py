@@ -14,6 +14,7 @@ from specgraft.config import RunConfig
 from specgraft.run_dir import RunDir, read_json, write_json
 
 if TYPE_CHECKING:
+    from specgraft.bench.load import Item
     from specgraft.export.vocabulary import DraftVocabulary
     from specgraft.records import Conversation, Features, GateResult
     from specgraft.targets.model import Target
@@ -182,6 +183,64 @@ class Session:
         rows = torch.tensor(ids)
         return DraftVocabulary(rows, target.head.weight.detach()[rows.to(target.device)].cpu(), share)
 
+    def bench(self) -> dict[str, Any]:
+        """A real engine with and without drafters; the gate holds its accept length against the decode loop's."""
+        from specgraft.bench.launch import Launcher
+        from specgraft.bench.stage import Plan, bench, prompts_digest
+        from specgraft.bench.table import show
+        from specgraft.engines.install import llama_server, python_of
+        from specgraft.targets.text import resolve
+
+        part, text = self.config.bench, self.text
+        items = self.bench_items(text)
+        models = part.models or {self.config.target.dtype: resolve(self.config.target.id)}
+        drafters = part.drafters or {self.config.drafters.kind: str(self.run.export)}
+        with self.timed("bench"):
+            marks = {"prompts": prompts_digest(items), "drafters": drafter_digests(drafters), "machine": machine()}
+            plan = Plan(part, models, drafters, items, text.end_ids, marks)
+            program = part.program or str(llama_server() if part.engine == "llamacpp" else python_of(part.engine))
+            launch = Launcher(part, program, self.run.bench, self.config.target.dtype)
+            found = bench(plan, self.run.bench, launch)
+        show(found["rows"])
+        if gates := self.bench_gates(found, items, drafters):
+            self.passed(gates)
+        return found
+
+    def bench_items(self, text: TextTarget | Target) -> list[Item]:
+        """Prompts of the suites as token ids; without suites those of the held-out conversations."""
+        from specgraft.bench.load import Item
+        from specgraft.evaluate.stage import prompt_of
+        from specgraft.records import read_conversations
+        from specgraft.regen.render import Chat
+        from specgraft.regen.suites import suite_prompts
+
+        part = self.config.bench
+        if part.suites:
+            chat = Chat(text.tokenizer, text.end_ids, self.config.regen.thinking)
+            return [
+                Item(name, number, ids) for name, path in part.suites.items() for number, ids in suite_prompts(path, chat, part.prompts, part.prompt_tokens)
+            ]
+        held = [(c.prompt_id, prompt_of(c)) for c in read_conversations(self.run.regen) if c.split == "heldout"]
+        items = [Item("held out", name, ids) for name, ids in held if len(ids) <= part.prompt_tokens][: part.prompts]
+        if not items:
+            raise ValueError(f"{self.run.regen}: no held-out prompts of at most {part.prompt_tokens} tokens; run regen, or name bench.suites")
+        return items
+
+    def bench_gates(self, found: dict[str, Any], items: list[Item], drafters: dict[str, str]) -> list[GateResult]:
+        """Engine agreement of this run's own drafter, at T=0, one at a time, with all of its drafts; nothing where that was not measured."""
+        from specgraft.check.engine_agreement import engine_agreement
+        from specgraft.evaluate.measured_pair import pooled_accept_length
+        from specgraft.train.checkpoint import latest
+
+        own = next((name for name, path in drafters.items() if Path(path).resolve() == self.run.export.resolve()), None)
+        part = self.config.bench
+        rows = [r for r in found["rows"] if r["drafter"] == own and r["temperature"] == 0]
+        if not rows or part.draft_tokens not in (0, self.config.drafters.draft_tokens):
+            return []
+        row = min(rows, key=lambda r: r["concurrency"])
+        loop = pooled_accept_length(self.config, latest(self.run.checkpoints), [item.ids for item in items], part.max_new_tokens)
+        return [engine_agreement(row["accept_length_pooled"], loop, self.config.check.engine_agreement)]
+
     def check(self, every: bool = False) -> list[GateResult]:
         """Every gate whose stage has run; the results go to gates.json. `every`: token identity of all rows, not of a sample."""
         conversations = self.conversations()
@@ -303,6 +362,27 @@ def refuse_another_drafter(config: RunConfig, checkpoint: Path) -> None:
                 f"{checkpoint}: trained with drafters.{name}={getattr(stored, name)!r}, now {getattr(part, name)!r}; set it back, or "
                 "name another checkpoint"
             )
+
+
+def drafter_digests(drafters: dict[str, str]) -> dict[str, str]:
+    """sha256 of every drafter's weights. Raises ValueError for one that is not there."""
+    from specgraft.targets.text import digest
+
+    found = {}
+    for name, place in drafters.items():
+        path = Path(place)
+        files = [path] if path.is_file() else [path / file for file in ("drafter.gguf", "model.safetensors") if (path / file).is_file()]
+        if not files:
+            raise ValueError(f"{path}: no exported drafter there; run export, or name it in bench.drafters")
+        found[name] = digest(files[0])
+    return found
+
+
+def machine() -> str:
+    """What the numbers were measured on."""
+    import platform
+
+    return f"{platform.machine()}, {os.cpu_count()} processors"
 
 
 def prepare(config: RunConfig) -> None:

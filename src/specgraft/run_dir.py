@@ -56,6 +56,10 @@ class RunDir:
         return self.root / "export"
 
     @property
+    def bench(self) -> Path:  # an engine with and without drafters: a file a cell, and bench.json
+        return self.root / "bench"
+
+    @property
     def overfit(self) -> Path:  # what the overfit check measured, and of which drafter
         return self.root / "overfit.json"
 

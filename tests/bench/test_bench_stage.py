@@ -121,7 +121,9 @@ def row(model: str, speedup: float, **more):
 
 def test_losses_are_said_first_with_reason_and_best_length():
     single = {"break_even": 3.1, "verify_ms": 20.0, "step_ms": 31.0, "best": {"draft_tokens": 0, "at": 1, "speedup": 0.9}}
-    said = headline([row("q4", 0.5, **single), row("q4", 0.8), row("f32", 1.2), row("f32", 0.9), row("bf16", 1.1), {"model": "q4", "drafter": "none"}])
+    found = headline([row("q4", 0.5, **single), row("q4", 0.8), row("f32", 1.2), row("f32", 0.9), row("bf16", 1.1), {"model": "q4", "drafter": "none"}])
+    assert [(one["model"], one["low"], one["high"]) for one in found] == [("q4", 0.5, 0.8), ("bf16", 1.1, 1.1), ("f32", 0.9, 1.2)]
+    said = [one["text"] for one in found]
     assert said[0].startswith("q4 with d: speculation loses everywhere (0.50 to 0.80 times plain decoding); one at a time a step takes as long as 3.10 plain ones and commits 1.50 tokens")
     assert said[0].endswith("No draft length pays; the least bad is 1, 0.90 times plain.")
     assert said[1] == "bf16 with d: 1.10 to 1.10 times plain decoding." and said[2].startswith("f32 with d: speculation loses in 1 of 2 cells")

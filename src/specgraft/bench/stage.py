@@ -19,6 +19,7 @@ import httpx
 from specgraft.bench.load import Answered, Item, Served, drive
 from specgraft.bench.probes import best_length, gap, pass_ms
 from specgraft.bench.summary import cell_summary, compared, predicted_speedup, same_text
+from specgraft.bench.words import headline
 from specgraft.config import BenchSection
 from specgraft.engines.counters import Counters, read_counters
 from specgraft.engines.wire import Ask
@@ -70,7 +71,8 @@ def bench(plan: Plan, folder: Path, launch: Launch) -> dict[str, Any]:
         for model in plan.models:
             for group in groups:
                 _measure(plan, folder, launch, model, group, bar)
-    found = {"settings": marks, "suites": _suites(plan), "rows": rows_of(plan, folder), "probes": _probes_of(plan, folder)}
+    rows = rows_of(plan, folder)
+    found = {"settings": marks, "suites": _suites(plan), "said": headline(rows), "rows": rows, "probes": _probes_of(plan, folder)}
     write_json(folder / "bench.json", found)
     return found
 

@@ -16,8 +16,8 @@ COLUMNS = ("model", "drafter", "T", "at a time", "tokens/s", "times plain", "acc
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Prints the sentences, losses first, and every cell, to stdout."""
     console = Console(highlight=False)
-    for sentence in headline(rows):
-        console.print(sentence, markup=False)
+    for said in headline(rows):
+        console.print(said["text"], markup=False)
     table = Table(*COLUMNS, title="accept length counts the bonus token: request mean with equal weight per suite, and pooled")
     for row in rows:
         table.add_row(*cells(row))

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def headline(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One sentence for each model and drafter, losses first."""
-    said: list[tuple[float, str]] = []
+def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each model and drafter: the range of speed-ups (`low`, `high`) and a sentence (`text`); losses first."""
+    said = []
     for model, drafter in dict.fromkeys((row["model"], row["drafter"]) for row in rows if row["drafter"] != "none"):
         mine = [row for row in rows if (row["model"], row["drafter"]) == (model, drafter)]
         worst, best = min(mine, key=lambda row: row["speedup"]), max(mine, key=lambda row: row["speedup"])
-        said.append((best["speedup"], _sentence(model, drafter, mine, worst, best)))
-    return [text for _, text in sorted(said, key=lambda item: item[0])]
+        text = _sentence(model, drafter, mine, worst, best)
+        said.append({"model": model, "drafter": drafter, "low": worst["speedup"], "high": best["speedup"], "text": text})
+    return sorted(said, key=lambda row: row["high"])
 
 
 def _sentence(model: str, drafter: str, rows: list[dict[str, Any]], worst: dict[str, Any], best: dict[str, Any]) -> str:

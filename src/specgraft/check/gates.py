@@ -14,6 +14,7 @@ NAMES = (
     "distribution identity",
     "overfit",
     "agreement",
+    "engine agreement",
     "lossless",
     "export",
 )

@@ -29,10 +29,26 @@ def speed_dtype(run: Found) -> Any:
 
 
 def headline(run: Found) -> Section:
-    lines = [_accept_length(run, key, temperature) for key, temperature in TEMPERATURES]
+    lines = _engine(run)
+    lines += [_accept_length(run, key, temperature) for key, temperature in TEMPERATURES]
     lines += [_speed(run, key, temperature) for key, temperature in TEMPERATURES]
     lines += [_break_even(run), _agreement(run), _lossless(run), _minutes(run)]
     return Section("headline", "Result", [Headline(lines)])
+
+
+def _engine(run: Found) -> list[Line]:
+    """What a real engine said, losses first; nothing where none was measured."""
+    engine = at(run.bench, "settings", "bench", "engine")
+    return [
+        Line(
+            f"In {plain(engine)}, {plain(said['model'])} with {plain(said['drafter'])}",
+            f"{said['low']:.2f}x to {said['high']:.2f}x",
+            beside=verdict(said["high"] if said["low"] >= 1 else said["low"]),
+            tone="good" if said["low"] >= 1 else "bad",
+            note=str(said["text"]),
+        )
+        for said in at(run.bench, "said") or []
+    ]
 
 
 def pooled(run: Found, key: str) -> Any:
