@@ -17,6 +17,7 @@ from specgraft.targets.model import Target
 # Passes of another shape round otherwise in every layer. On SmolLM2-135M in bfloat16, 10,435 greedy tokens: 97.9 to 98.8 % of
 # 16 texts' tokens agree, log-probabilities differ by 0.08, the widest miss is 0.5. A random head misses by 27.
 HALF_SHARE, EXACT_SHARE = 0.95, 0.99  # of positions whose argmax agrees
+FP8_SHARE = 0.85  # near ties swap more often: 97.7 % on SmolLM2 (98.5 % before e4m3), 92 % on a random model with a flat law
 HALF_TIE, HALF_LEAST_TIE = 2.0**-4, 0.5  # a gap below this share of the logit, or below this, may swap
 EXACT_TIE = 1e-4
 TOP = 20  # likeliest tokens whose log-probabilities are compared
@@ -41,7 +42,7 @@ def distribution_identity(
         return GateResult(name, False, "not run: no greedy conversation")
     positions, missed, apart, widest = 0, {"stored ids": 0, "a plain pass": 0}, 0.0, 0.0
     precise = exact(target, stored)
-    least_share, most_apart = (EXACT_SHARE, EXACT_LOG) if precise else (HALF_SHARE, HALF_LOG)
+    least_share, most_apart = (EXACT_SHARE, EXACT_LOG) if precise else (FP8_SHARE if stored == "fp8" else HALF_SHARE, HALF_LOG)
     faults: list[str] = []
     for conversation, features in greedy:
         if features.input_ids.tolist() != conversation.input_ids:
