@@ -74,7 +74,7 @@ async def _drive(
     served: Served, items: Sequence[Item], ask: Callable[[Item], Ask], concurrency: int, timeout: float, repeat: int, done: Callable[[Answered], None]
 ) -> float:
     waiting = list(items)[::-1]
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # a server may close one that it kept, just when it is used again
     began = time.perf_counter()
     async with httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False) as client:
 
