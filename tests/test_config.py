@@ -88,6 +88,8 @@ def test_an_unknown_key_like_no_other_lists_what_is_known() -> None:
         ("prompts.languages={en=-1}", ["prompts.languages.en", "-1"]),
         ("drafters.warm_layers=[1,2]", ["drafters.warm_layers", "2 layers for 5"]),
         ("evaluate.prompts=101", ["evaluate.prompts=101", "prompts.held_out"]),
+        ('drafters={warm_from="x",warm_fc="mean"}', ["drafters.warm_from", "warm_fc", 'to "none"']),
+        ('drafters={warm_from="x",warm_layers="spread"}', ["drafters.warm_from", "warm_layers", 'to "none"']),
     ],
 )
 def test_wrong_values_are_refused_naming_key_and_value(text: str, parts: list[str]) -> None:
@@ -160,3 +162,56 @@ def test_a_refusal_says_where_the_value_came_from(tmp_path: Path) -> None:
     assert refusal(path).startswith(f"{path}: train.lr: ")
     with pytest.raises(ValueError, match=r"^here: train\.lr: "):
         validate({"train": {"lr": -2}}, "here")
+
+
+# --- losses that a kind of drafter cannot take
+
+
+LOSSES = ("ce", "kl", "rkl", "jsd", "tv", "l1", "lk_alpha", "lk_hybrid", "dpace", "e2e_tv", "selector", "confidence")
+LABELLED = {"ce", "dpace", "selector"}  # branches have no labels of the text
+
+
+def takes(kind: str, loss: str, slots: str) -> bool:
+    """Whether a drafter of this kind can learn this loss and no other."""
+    if slots == "rollouts":
+        return loss in ("", "confidence")
+    if slots == "branches" and loss in ("", "confidence", *LABELLED):
+        return False
+    return {"": False, "lk_hybrid": kind != "dflash2", "selector": kind == "dflash2", "confidence": kind == "dspark"}.get(loss, True)
+
+
+@pytest.mark.parametrize("slots", ["references", "branches", "rollouts"])
+@pytest.mark.parametrize("kind", ["mtp", "dflash", "dflash2", "dspark"])
+def test_a_loss_that_a_drafter_cannot_take_is_refused_when_the_run_file_is_read(kind: str, slots: str) -> None:
+    for loss in ("", *LOSSES):
+        preset = "draft_opd" if slots == "rollouts" else "ce"
+        alone = [f"distill.{name}={int(name == loss)}" for name in LOSSES]
+        given = [f"drafters.kind={kind}", f"distill.preset={preset}", f"distill.slots={slots}", *alone]
+        if takes(kind, loss, slots):
+            assert loss in ("", *load_config(None, given).distill.weights(kind))
+        else:
+            message = refusal(None, *given)
+            assert "distill" in message and (loss in message or not loss) and ("set" in message or "give" in message)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["drafters.kind=dflash2", "distill.lk_hybrid=0.5"], ["defaults: distill.lk_hybrid: ", "infinite for a selector's law", "set distill.lk_hybrid=0, and"]),
+        (["drafters.kind=dflash2", "distill.preset=lk_hybrid"], ['defaults: distill.preset="lk_hybrid": ', "set distill.lk_hybrid=0, and lk_alpha"]),
+        (["drafters.kind=dflash2", "distill.preset=specopd", "distill.lk_hybrid=1"], ["defaults: distill.lk_hybrid: "]),
+        (["distill.selector=1"], ["defaults: distill.selector: a dspark drafter has no selector", 'drafters.kind="dflash2"']),
+        (["distill.preset=dflash2_kl"], ['defaults: distill.preset="dflash2_kl": a dspark drafter has no selector', "set distill.selector=0"]),
+        (["drafters.confidence=false", "distill.preset=ce", "distill.ce=0"], ["nothing to minimise for a dspark drafter, which has no confidence head; give"]),
+        (["drafters.kind=mtp", "distill.ce=0"], ["nothing to minimise for a mtp drafter; give a loss a weight"]),
+        (["distill.slot_sampling=true", "distill.preset=specopd"], ["defaults: distill.slot_sampling leaves slots out and e2e_tv"]),
+    ],
+)  # fmt: skip
+def test_what_a_drafter_cannot_learn_is_named_with_the_remedy(overrides: list[str], parts: list[str]) -> None:
+    message = refusal(None, *overrides)
+    for part in parts:
+        assert part in message
+
+
+def test_losses_of_a_kind_that_is_not_ours_are_checked_once_it_is_built() -> None:
+    assert load_config(None, ["drafters.kind=heads", "distill.selector=1"]).distill.selector == 1

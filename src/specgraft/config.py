@@ -146,6 +146,9 @@ class CaptureSection(Section):
     shard_tokens: int = Field(65536, ge=1, description="tokens per safetensors shard")
 
 
+OUR_KINDS = ("mtp", "dflash", "dflash2", "dspark")
+
+
 class DraftersSection(Section):
     kind: str = Field("dspark", description="mtp, dflash, dflash2, dspark (rows of drafters/registry.py)")
     draft_tokens: int = Field(7, ge=1, le=64, description="G: tokens proposed per round")
@@ -282,6 +285,21 @@ class DistillSection(Section):
                 'distill.prefix_weights="exact" holds for tokens drawn at temperature 1: set distill.branch_temperature=1, or "overlap"'
             )
 
+    def check_losses(self, kind: str, selector: bool, confidence: bool) -> None:
+        """Raises ValueError, naming the key, for a mix without sense for this drafter, which drafts by a selector's law, or not,
+        and has a confidence head, or not."""
+        mix = self.weights(kind)
+        key = {name: f"distill.{name}" if getattr(self, name) is not None else f'distill.preset="{self.preset}"' for name in mix}
+        if "selector" in mix and not selector:
+            raise ValueError(f'{key["selector"]}: a {kind} drafter has no selector; set distill.selector=0, or drafters.kind="dflash2"')
+        if "lk_hybrid" in mix and selector:
+            raise ValueError(
+                f"{key['lk_hybrid']}: lk_hybrid mixes in a KL that is infinite for a selector's law; set distill.lk_hybrid=0, and lk_alpha, or kl and tv, instead"
+            )
+        if self.origin == "references" and not mix.keys() - ({"confidence"} if not confidence else set()):
+            head = ", which has no confidence head" if mix else ""
+            raise ValueError(f"distill: nothing to minimise for a {kind} drafter{head}; give a loss a weight, or set distill.preset")
+
     @property
     def injects(self) -> bool:
         """The selector learns the target's most likely token, put among the candidates where it is missing."""
@@ -389,8 +407,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        self.distill.check_origin(self.drafters.kind)
         part, warm = self.drafters, self.drafters.warm_layers
+        self.distill.check_origin(part.kind)
+        if part.kind in OUR_KINDS:  # another one is asked when it has been built
+            self.distill.check_losses(part.kind, part.kind == "dflash2", part.kind == "dspark" and part.confidence)
         if isinstance(part.layer_types, list) and len(part.layer_types) != part.layers:
             raise ValueError(
                 f"drafters.layer_types names {len(part.layer_types)} layers for {part.layers} draft layers: give one each, or one word for all"
@@ -403,6 +423,8 @@ class RunConfig(Section):
             raise ValueError(
                 f"drafters.warm_layers names {len(warm)} layers for {self.drafters.layers} draft layers: give one each"
             )
+        if part.warm_from and (warm != "none" or part.warm_fc != "none"):
+            raise ValueError('drafters.warm_from and drafters.warm_layers or warm_fc start the same weights: set the latter to "none"')
         if self.evaluate.prompts > self.prompts.held_out:
             raise ValueError(
                 f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out})"
@@ -474,7 +496,8 @@ def validate(data: dict[str, Any], where: str) -> RunConfig:
             raise ValueError(f"{where}: unknown key `{'.'.join(keys)}`{_nearest(keys)}") from None
         message = first["msg"].removeprefix("Value error, ")
         value = "" if first["type"] == "value_error" else f" (given: {json.dumps(first['input'], default=str)})"
-        raise ValueError(f"{where}: {dotted + ': ' if dotted else ''}{message}{value}") from None
+        name = "" if not dotted or message.startswith(f"{dotted}.") else f"{dotted}: "
+        raise ValueError(f"{where}: {name}{message}{value}") from None
 
 
 def _known_prefix(keys: list[str], data: dict[str, Any]) -> list[str]:
@@ -497,7 +520,7 @@ def _nearest(keys: list[str]) -> str:
         sections[name] = list(section.model_fields)
     head, leaf = keys[0], keys[-1]
     own = sections.get(head, [])
-    by_leaf = {key: f"{name}.{key}" for name, known in sections.items() for key in known}
+    by_leaf = {key: f"{name}.{key}" for name, known in reversed(sections.items()) for key in known}  # the first section that has it
     by_name = {name: name for name in sections}
     if own and leaf in by_leaf:  # the right key in the wrong section
         return f"; did you mean `{by_leaf[leaf]}`?"

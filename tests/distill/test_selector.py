@@ -239,7 +239,7 @@ def test_mixes_without_sense_are_refused_at_the_start(drafter, shared, target, t
     with pytest.raises(ValueError, match="lk_hybrid mixes in a KL that is infinite for a selector's law"):
         objective(drafter, shared, batch, DistillSection(preset="lk_hybrid"), F64)
     plain = tiny_drafter(target, draft_tokens=G, layers=1, kind="dflash")
-    with pytest.raises(ValueError, match=r"distill\.selector: a dflash drafter has no selector"):
+    with pytest.raises(ValueError, match=r'distill\.preset="dflash2": a dflash drafter has no selector'):
         objective(plain, shared, batch, DistillSection(preset="dflash2"), F64)
 
 

@@ -212,8 +212,6 @@ def test_a_folder_that_cannot_be_started_from_is_refused_in_one_line(target, tmp
     whole = str(tmp_path / "ours")
     cases += [
         ({"warm_from": whole, "layers": 1}, r"set drafters\.layers=2"),
-        ({"warm_from": whole, "warm_layers": "spread"}, 'set the latter to "none"'),
-        ({"warm_from": whole, "warm_fc": "mean"}, 'set the latter to "none"'),
         ({"warm_from": whole, "warm_markov": True}, r"set drafters\.warm_markov=false"),
     ]
     (tmp_path / "damaged").mkdir()

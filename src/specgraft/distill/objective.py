@@ -72,12 +72,8 @@ def objective(
 
 
 def refuse_idle(drafter: Drafter, options: DistillSection) -> None:
-    """Raises ValueError for a mix without sense, or one that says nothing of this drafter."""
-    mix = options.weights(drafter.config.kind)
-    unary, chosen = by_law(drafter, mix)
-    confident = drafter.confidence_head is not None and "confidence" in mix
-    if not unary.keys() - {"confidence"} and not chosen and not confident:
-        raise ValueError(f"distill: nothing to minimise for a {drafter.config.kind} drafter; give a loss a weight, or set distill.preset")
+    """Raises ValueError for a mix without sense, or one that says nothing of this drafter. Run files with a kind of ours are asked when they are read."""
+    options.check_losses(drafter.config.kind, drafter.selector is not None, drafter.confidence_head is not None)
 
 
 def learn(

@@ -27,13 +27,9 @@ ALWAYS = ("alpha", "hit", "mass", "picked")  # told whatever is minimised
 
 
 def by_law(drafter: Drafter, mix: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """The objectives of `mix` on the unary law, and those on the selector's. Raises ValueError for a mix without sense."""
+    """The objectives of `mix` on the unary law, and those on the selector's."""
     if drafter.selector is None:
-        if "selector" in mix:
-            raise ValueError(f'distill.selector: a {drafter.config.kind} drafter has no selector; set it to 0, or drafters.kind="dflash2"')
         return mix, {}
-    if "lk_hybrid" in mix:
-        raise ValueError("distill.lk_hybrid mixes in a KL that is infinite for a selector's law; set it to 0, and lk_alpha, or kl and tv, instead")
     chosen = {name: weight for name, weight in mix.items() if name in (*OVERLAP, "selector", "e2e_tv")}
     return {name: weight for name, weight in mix.items() if name not in chosen}, chosen
 

@@ -118,8 +118,6 @@ def new_drafter(
     if not start:
         return drafter.to(target.device)
     if part.warm_from:
-        if part.warm_layers != "none" or part.warm_fc != "none":
-            raise ValueError('drafters.warm_from and drafters.warm_layers or warm_fc start the same weights: set the latter to "none"')
         source = warm_source(Path(part.warm_from))
         if part.warm_markov and source.markov_head is not None and fits("markov_head.", drafter.config, source.config):
             raise ValueError("drafters.warm_from brings a Markov head: set drafters.warm_markov=false")
