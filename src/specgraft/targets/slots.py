@@ -10,6 +10,7 @@ Legend: B rows of the cache, b rows of a pass, W new tokens per row, S slots, H 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from weakref import proxy
 
 import torch
 
@@ -64,7 +65,7 @@ class SlotCache:
         reach = int((lengths + (width if counts is None else counts)).max())
         if reach > self.slots:
             raise ValueError(f"a sequence needs {reach} cache places and the cache has {self.slots}")
-        self.open = RowsPart(self, rows, lengths, width, reach, every, counts)
+        self.open = RowsPart(proxy(self), rows, lengths, width, reach, every, counts)
         return self.open
 
     def write(self, key: Key, values: torch.Tensor, part: RowsPart) -> torch.Tensor:
@@ -87,7 +88,7 @@ class SlotCache:
 class RowsPart(Part):
     """New tokens [b, W] of rows of a `SlotCache`. With `counts` only the first counts[b] of a row are real."""
 
-    cache: SlotCache
+    cache: SlotCache  # a proxy: in a circle of references both would stay until garbage is collected, which is seldom
     rows: torch.Tensor  # [b]
     lengths: torch.Tensor  # [b] committed before this pass
     width: int

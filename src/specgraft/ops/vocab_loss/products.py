@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
+
+SIZES = 16  # oneDNN compiles code for every number of rows, and keeps it (a quarter MiB each): few numbers, then
 
 
 class Products:
@@ -25,8 +28,10 @@ class Products:
         """left [C,K], matrix [V,K] in `kind` -> left @ matrix.T in the first C rows of out, which is in `result`."""
         left, out = left.to(self.kind), out[: len(left)]
         if self.linear is not None:  # it has no `out`: a stretch of ids at a time
+            if more := -len(left) % SIZES:
+                left = F.pad(left, (0, 0, 0, more))
             for place, part in zip(out.split(8192, 1), matrix.split(8192), strict=True):
-                place.copy_(self.linear(left, part, None, "none", [], ""))
+                place.copy_(self.linear(left, part, None, "none", [], "")[: len(out)])
         elif self.result != self.kind:
             out.copy_(self._mm(left, matrix.T))
         else:
