@@ -1,6 +1,6 @@
 """A 6,400-prompt mix of a folder of prompts: quotas, families, near-duplicates and contamination, held against a second opinion.
 
-    python benchmarks/mix.py DATA [--train 6000] [--held-out 400] [--seed 0] [--json PATH]
+    python benchmarks/mix.py DATA [--train 6000] [--held-out 400] [--seed 0] [--mixes NAME ...] [--json PATH]
 
 DATA holds train/*.jsonl (prompts) and bench/*.jsonl (suites). Three mixes: the files alone, by weights that they can fill; the default
 weights, where the built-in set fills up what the files lack; the same by two length bands, with a cell that cannot be filled.
@@ -133,15 +133,16 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=6000)
     parser.add_argument("--held-out", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mixes", nargs="+", choices=list(MIXES), default=list(MIXES))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--digest-only", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    configs = {name: config_of(args.data, args.train, args.held_out, args.seed, name) for name in MIXES}
+    configs = {name: config_of(args.data, args.train, args.held_out, args.seed, name) for name in args.mixes}
     if args.digest_only:
         print(" ".join(digest(draw(config)) for config in configs.values()))
         return
-    given = [str(args.data), "--train", str(args.train), "--held-out", str(args.held_out), "--seed", str(args.seed)]
-    others = elsewhere(given).split()
+    given = ["--train", str(args.train), "--held-out", str(args.held_out), "--seed", str(args.seed)]
+    others = elsewhere([str(args.data), *given, "--mixes", *args.mixes]).split()
     results = {}
     for (name, config), other in zip(configs.items(), others, strict=True):
         began = time.process_time()

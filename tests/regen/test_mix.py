@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from specgraft.config import RunConfig
+from specgraft.records import Conversation, Prompt, ids_digest
+from specgraft.regen.answered import chosen_rows
+from specgraft.regen.cli import plan
 from specgraft.regen.mix import Mix, chosen_prompts, draw, plan_lines, refusal
 from specgraft.regen.prompts import split_of
 from specgraft.regen.quotas import apportion, in_turns, share_out
@@ -363,6 +367,27 @@ def test_a_run_that_was_moved_goes_on_without_its_sources(tmp_path: Path, counte
     assert "not there any more; the prompts kept in" in capsys.readouterr().err
     with pytest.raises(ValueError, match="no such file"):  # other settings cannot be drawn
         chosen_prompts(config_of(str(path), seed=1), run)
+
+
+def test_answers_of_train_never_become_held_out_when_the_mix_changes(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    answered = Conversation("a", "f", "en", "chat", "train", [1, 2], [False, True], 1, 0, 1, 0, "stop", ids_digest([2]))
+    prompts = {split: [Prompt(name, "f", "en", "chat", ({"role": "user", "content": "x"},))] for split, name in (("train", "b"), ("heldout", "a"))}
+    rows = [answered, dataclasses.replace(answered, prompt_id="b")]
+    with pytest.raises(ValueError, match=r"prompt a was answered as train and is drawn as heldout now, as the sources changed; use another run.name"):
+        chosen_rows(RunConfig(), run, prompts, rows)
+    assert chosen_rows(RunConfig(), run, prompts, [dataclasses.replace(answered, split="heldout"), rows[1]])
+
+
+def test_the_plan_shows_what_is_missing_before_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "a.jsonl", [row(n) for n in range(20)])
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(f'[prompts]\ntrain = 99\nheld_out = 2\nlanguages = {{en = 1}}\ndomains = {{chat = 1}}\n[[prompts.sources]]\npath = "{path}"\n[evaluate]\nprompts = 1\n')
+    with pytest.raises(ValueError, match=r"prompts.train=99: the sources cannot fill en-chat"):
+        plan([str(run_file)])
+    assert "missing" in capsys.readouterr().out
+    plan([str(run_file), "prompts.shortfall=report"])
+    assert "missing" in capsys.readouterr().out and {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "run.toml"}
 
 
 def test_a_run_says_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

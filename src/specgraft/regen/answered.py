@@ -30,6 +30,17 @@ def refuse_same_ids(prompts: Mapping[str, Sequence[Prompt]]) -> None:
             raise ValueError(f"prompt {name}: rows of prompt {first} would get this id; rename it")
 
 
+def refuse_other_splits(run: RunDir, prompts: Mapping[str, Sequence[Prompt]], there: Sequence[Conversation]) -> None:
+    """Raises ValueError where a changed mix, which joins other families, would measure what was trained on, or the reverse."""
+    side = {prompt.id: split for split, part in prompts.items() for prompt in part}
+    for row in there:
+        if (now := side.get(row.source_id, row.split)) != row.split:
+            raise ValueError(
+                f"{run.regen}: prompt {row.source_id} was answered as {row.split} and is drawn as {now} now, as the sources changed; use "
+                "another run.name, or delete that folder"
+            )
+
+
 def refused_ids(run: RunDir) -> set[str]:
     """Ids of the prompts that regen left out, with reasons, in RUN/regen/refused.jsonl."""
     path = run.regen / REFUSED
@@ -52,6 +63,7 @@ def chosen_rows(
     for row in there:
         rows.setdefault(row.source_id, []).append(row)
     wanted = [prompt.id for part in prompts.values() for prompt in part]
+    refuse_other_splits(run, prompts, there)
     left_out = refused_ids(run)
     if missing := sum(name not in rows and name not in left_out for name in wanted):
         raise ValueError(f"{run.regen}: {missing} of {len(wanted)} prompts have no answer yet; run regen first")

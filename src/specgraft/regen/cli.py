@@ -29,12 +29,15 @@ Split = Annotated[str | None, typer.Option(help="train or heldout; both if left 
 @app.command()
 def plan(arguments: Arguments = None, json: JsonPath = None) -> None:
     """What the mix will hold, before anything runs: quotas, shortfalls, near-duplicates, contamination. Writes nothing."""
-    from specgraft.regen.mix import draw, plan_lines
+    from specgraft.regen.mix import draw, plan_lines, refusal
 
-    report = draw(read_arguments(arguments)).report
+    config = read_arguments(arguments)
+    report = draw(config, stop=False).report
     for line in plan_lines(report):
         print(line)
     _write(json, report)
+    if fault := refusal(config, report):
+        raise ValueError(fault)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from typing import TypeVar
 from specgraft.config import RunConfig
 from specgraft.log import Bar, progress, say
 from specgraft.records import Conversation, Prompt, read_conversations
-from specgraft.regen.answered import REFUSED, chosen_rows, refuse_same_ids, summary_line
+from specgraft.regen.answered import REFUSED, chosen_rows, refuse_other_splits, refuse_same_ids, summary_line
 from specgraft.regen.answerers import Answerer, InProcess, Servers
 from specgraft.regen.dialogue import Dialogue
 from specgraft.regen.journal import Journal, key_of
@@ -46,7 +46,9 @@ def regen(config: RunConfig, run: RunDir, target: Target | TextTarget) -> list[C
     refuse_same_ids(prompts)
     for path in run.regen.glob(".*.tmp"):
         path.unlink()
-    have = {c.source_id for c in read_conversations(run.regen)}
+    there = read_conversations(run.regen)
+    refuse_other_splits(run, prompts, there)
+    have = {c.source_id for c in there}
     waiting = {split: [prompt for prompt in prompts[split] if prompt.id not in have] for split in SPLITS}
     chat = Chat(target.tokenizer, target.end_ids, config.regen.thinking)
     refused: list[dict[str, str]] = []
