@@ -14,9 +14,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from specgraft.report import onpolicy_pictures, pictures
-from specgraft.report.blocks import Paragraph, Picture
+from specgraft.report.blocks import Paragraph, Picture, Table
 from specgraft.report.onpolicy import TITLE, on_policy
 from specgraft.report.read import found
+from specgraft.report.sections import what_was_run
 from specgraft.report.stage import page
 from specgraft.run_dir import RunDir, read_json, write_json
 
@@ -192,8 +193,20 @@ def test_what_is_missing_is_named(full_run: RunDir) -> None:
 @pytest.mark.usefixtures("quick")
 def test_rows_of_rollouts(full_run: RunDir) -> None:
     run = learnt(full_run, preset="draft_opd")
+    write_rows(run, [train_row(step) for step in range(1, 4)])
+    text = said(run)
+    assert "draft-verify rounds (Draft-OPD)" in text and "of the step's own rounds, T=0" in text and "branches" not in text and "tempo" in names(run)
     write_rows(run, [{key: value for key, value in train_row(step).items() if key != "branch_accept_length"} for step in range(1, 4)])
-    assert "draft-verify rounds (Draft-OPD)" in said(run) and "only branches give one" in said(run) and "tempo" in names(run)
+    assert "accept length on its own proposals (no step has logged it)" in said(run)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_objective_says_what_it_is_learnt_on(full_run: RunDir) -> None:
+    for preset, objective in (
+        ("specopd", "on its own branches: e2e_tv 1"), ("draft_opd", "on its own rounds: kl 1, rkl 1"), ("e2e_tv", "e2e_tv 1"),
+    ):  # fmt: skip
+        rows = dict(row for block in what_was_run(found(learnt(full_run, preset=preset))).blocks if isinstance(block, Table) for row in block.rows)
+        assert rows["objective"].startswith(objective)
 
 
 @pytest.mark.parametrize("value", [None, "text", -1, [None], {"a": None}, float("nan")])

@@ -117,16 +117,21 @@ def _tempo(rows: Sequence[dict[str, Any]], timed: Sequence[dict[str, Any]]) -> P
 
 
 def _estimate(rows: Sequence[dict[str, Any]], options: DistillSection) -> Part:
-    """What the drawn branches say of accept length: identity 5 of algorithms.md 1.2."""
+    """What branches say of accept length (identity 5 of algorithms.md 1.2), or what rollouts have counted."""
     curve: Curve = [(float(row["step"]), float(row["branch_accept_length"])) for row in rows if is_number(row.get("branch_accept_length"))]
     if not curve:
         if options.origin == "branches" and options.branch_temperature != 1:
             return [], "the estimate of accept length, which holds for branches drawn at temperature 1 only."
-        return [], "the estimate of accept length (only branches give one)." if options.origin != "branches" else "the estimate of accept length (no step has logged it)."
+        return [], "accept length on its own proposals (no step has logged it)."
     old, new = _ends(curve)
-    caption = (
-        "Accept length expected of a round at the step's anchors, T=1, bonus included, estimated without bias on the branches just drawn; "
-        f"pale as logged, strong smoothed. First tenth of the steps {old:.3f}, last {new:.3f}. Anchors are uniform and from the training answers: "
-        "no forecast of the decode loop's."
-    )
-    return [Picture(pictures.over_steps("on-policy-estimate", curve, "accept length, estimated", f"Accept length on own branches. {caption}"), caption)], ""
+    tenths = f"pale as logged, strong smoothed. First tenth of the steps {old:.3f}, last {new:.3f}"
+    if options.origin == "rollouts":
+        label, title = "accept length, counted", "Accept length of own rounds"
+        caption = f"Accept length of the step's own rounds, T=0, bonus included, counted; {tenths}. The prompts are the training ones."
+    else:
+        label, title = "accept length, estimated", "Accept length on own branches"
+        caption = (
+            "Accept length expected of a round at the step's anchors, T=1, bonus included, estimated without bias on the branches just drawn; "
+            f"{tenths}. Anchors are uniform and from the training answers: no forecast of the decode loop's."
+        )
+    return [Picture(pictures.over_steps("on-policy-estimate", curve, label, f"{title}. {caption}"), caption)], ""

@@ -74,7 +74,7 @@ def what_was_run(run: Found) -> Section:
 
 
 def _objective(distill: Any, drafter: Any) -> str:
-    """The weights that counted, preset included."""
+    """The weights that counted, preset included, and on what."""
     try:
         part = DistillSection.model_validate(distill)
     except ValueError:  # a run of another version
@@ -83,7 +83,10 @@ def _objective(distill: Any, drafter: Any) -> str:
     found = part.weights(kind)
     if kind in ("mtp", "dflash", "dflash2") or at(drafter, "confidence") is False:
         found.pop("confidence", None)  # no such head: it counts for nothing
-    return ", ".join(f"{name} {plain(value)}" for name, value in found.items()) + f", decay {plain(part.decay)}"
+    own = {"references": "", "branches": "on its own branches: ", "rollouts": "on its own rounds: "}[part.origin]
+    if part.origin == "rollouts":
+        found = {"kl": 1.0, "rkl": part.rollout_rejected} | found
+    return own + ", ".join(f"{name} {plain(value)}" for name, value in found.items()) + f", decay {plain(part.decay)}"
 
 
 def _heads(drafter: Any) -> list[tuple[str, str]]:
