@@ -49,6 +49,7 @@ def test_the_context_is_for_each_request(engines, model):
 def test_keys_and_values_are_as_exact_as_the_weights(engines, model):
     command = Serving("llamacpp", model, 1, dtype="float32").command(dry=True)
     assert follows(command, "-ctk") == follows(command, "-ctv") == "f32" and follows(command, "-m").endswith("-f32.gguf")
+    assert follows(command, "-fa") == "off" and "-fa" not in Serving("llamacpp", model, 1).command(dry=True)
     assert follows(Serving("vllm", model, 1, dtype="float32").command(dry=True), "--dtype") == "float32"
 
 
