@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specgraft.regen.contamination import Hit, read_suites
+from specgraft.regen.contamination import Hit, compared, read_suites
+from specgraft.regen.schema import parse_record
 
 QUESTION = "a train leaves the station at nine and travels sixty miles before it stops twice for water"
 
@@ -65,3 +66,15 @@ def test_a_suite_with_a_bad_row_is_refused(tmp_path: Path) -> None:
     path = suite(tmp_path, {"id": "q", "prompt": "x"}, {"text": "y"})
     with pytest.raises(ValueError, match=r"suite.jsonl:2: no messages; give"):
         read_suites([path], 13)
+
+
+def test_of_an_agents_history_the_task_counts(tmp_path: Path) -> None:
+    def history(task: str, printed: str, domain: str) -> dict:
+        texts = (("user", task), ("assistant", "ls"), ("user", printed), ("assistant", "done"))
+        return {"id": domain, "domain": domain, "messages": [{"role": role, "content": text} for role, text in texts]}
+
+    suites = read_suites([suite(tmp_path, history(QUESTION, f"prints {QUESTION[::-1]}", "agent"))], 8)
+    assert suites.hit(compared(parse_record(history(f"solve: {QUESTION}", "nothing", "agent")))) is not None
+    for printed in (QUESTION, QUESTION[::-1]):
+        assert suites.hit(compared(parse_record(history("list files", printed, "agent")))) is None
+    assert suites.hit(compared(parse_record(history("list files", QUESTION, "chat")))) is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 from specgraft.config import PromptsSection
 from specgraft.records import Prompt
-from specgraft.regen.contamination import Hit, read_suites
+from specgraft.regen.contamination import Hit, compared, read_suites
 from specgraft.regen.near_duplicates import Families, Pair, asked_texts, exact, frame, gram_sets, similar_pairs
 
 
@@ -32,7 +32,7 @@ def clean(part: PromptsSection, prompts: Sequence[Prompt]) -> Cleaned:
     and stay, in one family. A prompt that was removed still joins the families of what it resembles.
     """
     suites = read_suites(part.suites, part.contamination_words)
-    hits = {prompt.id: hit for prompt in prompts if (hit := suites.hit(asked_texts(prompt)))} if part.suites else {}
+    hits = {prompt.id: hit for prompt in prompts if (hit := suites.hit(compared(prompt)))} if part.suites else {}
     if hits and part.contamination == "stop":
         name, hit = next(iter(hits.items()))
         raise ValueError(

@@ -1,6 +1,6 @@
 """Contamination: prompts that share a run of words with a benchmark suite.
 
-A prompt's user and tool turns are compared with the user turns of every item: a run of n units in both (words, or characters in
+The user and tool turns of a prompt are compared with those of every item (of an agent's history: up to its first answer): a run of n units in both (words, or characters in
 Korean, Japanese and Chinese; numbers count as they are) is a hit. Items with fewer than n units are hits when a turn holds the whole
 item, those with fewer than half when a turn is the item. Runs that stand in many items of one suite are its wording ("put your final
 answer within ..."), not an item: they are left out and counted.
@@ -8,6 +8,7 @@ answer within ..."), not an item: they are left out and counted.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from specgraft.config import SourceSection
 from specgraft.records import Prompt
-from specgraft.regen.near_duplicates import units
+from specgraft.regen.near_duplicates import asked_texts, units
 from specgraft.regen.sources import read_source
 
 WORDING_ITEMS, WORDING_SHARE = 5, 50  # a run in 5 items, and in one of 50: the suite's own wording
@@ -62,12 +63,16 @@ def read_suites(paths: Sequence[str], words: int) -> Suites:
         read = read_source(SourceSection(path=path))
         if read.rejected:
             raise ValueError(f"{path}:{read.rejected[0].line}: {read.rejected[0].reason}")
-        _add(suites, path, {prompt.id.removeprefix(f"{read.name}/"): _question(prompt) for prompt in read.prompts})
+        _add(suites, path, {prompt.id.removeprefix(f"{read.name}/"): compared(prompt) for prompt in read.prompts})
     return suites
 
 
-def _question(prompt: Prompt) -> list[str]:
-    return [message.get("content") or "" for message in prompt.messages if message["role"] == "user"]
+def compared(prompt: Prompt) -> list[str]:
+    """The turns that a suite's text could stand in. Of an agent's history the task alone: what its commands print is the same everywhere."""
+    if prompt.domain != "agent":
+        return asked_texts(prompt)
+    roles = [message["role"] for message in prompt.messages]
+    return asked_texts(dataclasses.replace(prompt, messages=prompt.messages[: roles.index("assistant") if "assistant" in roles else None]))
 
 
 def _add(suites: Suites, path: str, items: dict[str, list[str]]) -> None:

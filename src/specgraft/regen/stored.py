@@ -14,7 +14,7 @@ from specgraft.log import say
 from specgraft.records import Prompt
 from specgraft.run_dir import RunDir, read_json, write_json, write_text
 
-RULES = 1  # raise it when the same settings and files give another set
+RULES = 2  # raise it when the same settings and files give another set
 GONE = "gone"
 
 
