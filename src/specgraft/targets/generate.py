@@ -13,6 +13,7 @@ import torch
 from specgraft.ops.sampling import distribution, draw
 from specgraft.targets.model import Target
 from specgraft.targets.slots import SlotCache
+from specgraft.targets.static import StaticCache
 
 
 @dataclass
@@ -80,13 +81,18 @@ def generate(
             finished += 1
             del active[row]
 
+    def first_ids(rows: list[int]) -> list[int]:
+        requests = [active[row] for row in rows]
+        last, _ = prefill(target, cache, torch.tensor(rows, device=target.device), [request.ids for request in requests])
+        return next_ids(target.logits(last), requests)
+
     while waiting or active:
         free = [row for row in range(batch) if row not in active]
         if waiting and (not active or len(free) >= min(len(waiting), max(1, batch // 8))):
             rows = free[: len(waiting)]
             for row in rows:
                 active[row] = waiting.pop()
-            for row, token in zip(rows, _prefill(target, cache, rows, [active[row] for row in rows]), strict=True):
+            for row, token in zip(rows, first_ids(rows), strict=True):
                 accept(row, token)
         elif active:
             rows = sorted(active)
@@ -101,14 +107,28 @@ def generate(
             progress(finished, tokens)
 
 
-def _prefill(target: Target, cache: SlotCache, rows: list[int], requests: list[Request]) -> list[int]:
-    lengths = torch.tensor([len(request.ids) for request in requests], device=target.device)
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for row, request in enumerate(requests):
-        ids[row, : len(request.ids)] = torch.tensor(request.ids)
-    index = torch.tensor(rows, device=target.device)
-    cache.lengths[index] = 0
-    step = target.forward(ids.to(target.device), cache, rows=index)
-    cache.lengths[index] = lengths
-    last = step.last[torch.arange(len(rows), device=target.device), lengths - 1]
-    return next_ids(target.logits(last), requests)
+def prefill(
+    target: Target, cache: SlotCache | StaticCache, rows: torch.Tensor, texts: Sequence[list[int]], taps: Sequence[int] = ()
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Starts cache rows [b] with these texts: the state of each one's last token [b, D], and the taps of all [b, W, K, D], W the longest;
+    behind a text they mean nothing. A static cache takes the texts end to end, so that no padding is computed."""
+    lengths = torch.tensor([len(text) for text in texts])
+    wide, every = int(lengths.max()), lengths.to(target.device)
+    cache.lengths[rows] = 0
+    number = torch.arange(len(texts), device=target.device)
+    if isinstance(cache, StaticCache):
+        ids = torch.tensor([token for text in texts for token in text]).to(target.device)
+        step = target.forward_packed(ids, every, cache, taps, rows)
+        ends = every.cumsum(0)
+        last, kept = step.last[0, ends - 1], step.taps
+        if kept is not None:  # as rows; behind a text its last token again
+            place = torch.minimum(torch.arange(wide, device=target.device), every[:, None] - 1)
+            kept = kept[0][(ends - every)[:, None] + place] if len(texts) > 1 else kept
+    else:
+        padded = torch.zeros(len(texts), wide, dtype=torch.long)
+        for row, text in enumerate(texts):
+            padded[row, : len(text)] = torch.tensor(text)
+        step = target.forward(padded.to(target.device), cache, taps, rows=rows)
+        last, kept = step.last[number, every - 1], step.taps
+    cache.lengths[rows] = every
+    return last, kept

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from specgraft.targets import text
+from specgraft.targets import lean, text
 from specgraft.targets.kinds import Current, final_norm, take_over
 from specgraft.targets.parts import Work
 from specgraft.targets.slots import SlotCache
+from specgraft.targets.static import Places, StaticCache
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Target:
         self._work = Current()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, torch.Tensor] = {}
+        self._lean: lean.Lean | None = None
+        self._tried = False  # whether a lean pass was looked for; the first cache does that
         take_over(self.base, self._work)
         for index, layer in enumerate(self.layers):
             layer.register_forward_hook(self._hook(index))
@@ -67,35 +70,73 @@ class Target:
 
         return keep
 
-    def cache(self, rows: int, slots: int) -> SlotCache:
-        """An empty cache for `rows` sequences of up to `slots` tokens."""
-        return SlotCache(rows, slots, self.device)
+    def cache(self, rows: int, slots: int) -> SlotCache | StaticCache:
+        """An empty cache for `rows` sequences of up to `slots` tokens; its kind says how passes over it run: a `StaticCache` by the
+        lean pass (`targets.lean`), where this model has one and nobody but us listens to its layers."""
+        fast = self.lean() if all(len(layer._forward_hooks) == 1 and not layer._forward_pre_hooks for layer in self.layers) else None
+        return SlotCache(rows, slots, self.device) if fast is None else fast.cache(rows, slots)
+
+    def lean(self) -> lean.Lean | None:
+        """The lean pass, compared with `run` when it is first asked for and when weights have changed; None where there is none."""
+        if not self._tried or (self._lean is not None and not self._lean.current):
+            self._tried, self._lean = True, None
+            self._lean = lean.of(self.model, self._own)
+        return self._lean
+
+    def _own(self, ids: torch.Tensor) -> torch.Tensor:
+        """Last states [B, W, D] of texts ids [B, W] by the model's own pass."""
+        cache = SlotCache(len(ids), ids.shape[1], self.device)
+        return self.run(cache.begin(ids)).last
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: torch.Tensor, cache: SlotCache, taps: Sequence[int] = (), rows: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        cache: SlotCache | StaticCache,
+        taps: Sequence[int] = (),
+        rows: torch.Tensor | None = None,
+        reach: int | None = None,
     ) -> Step:
         """Runs `input_ids` [B,W] behind what the cache rows hold. Lengths are moved on by the caller.
 
-        `rows` [B] picks cache rows; None means all of them. Raises ValueError for a layer id that does not exist.
+        `rows` [B] picks cache rows; None means all of them. `reach`: no row will hold more places than this; whoever knows spares a
+        device that works ahead of us the wait for its lengths. Raises ValueError for a layer id that does not exist.
         """
-        return self.run(cache.begin(input_ids, rows), taps)
+        if isinstance(cache, SlotCache):
+            return self.run(cache.begin(input_ids, rows), taps)
+        last, kept = self._pass(input_ids.flatten(), cache.begin(input_ids.shape[1], rows, reach), cache, taps)
+        shape = tuple(input_ids.shape)
+        return Step(last.unflatten(0, shape), None if kept is None else kept.unflatten(0, shape))
 
     @torch.inference_mode()
     def forward_packed(
-        self, input_ids: torch.Tensor, counts: torch.Tensor, cache: SlotCache, taps: Sequence[int], rows: torch.Tensor
+        self, input_ids: torch.Tensor, counts: torch.Tensor, cache: SlotCache | StaticCache, taps: Sequence[int], rows: torch.Tensor
     ) -> Step:
         """As `forward`, for rows that bring different numbers of tokens: input_ids [N] are counts[b] >= 1 tokens of row
         rows[b], one row behind the other, and so is the result, with B = 1 and W = N. No place is computed for nothing."""
-        return self.run(cache.pack(input_ids, counts, rows), taps)
+        if isinstance(cache, SlotCache):
+            return self.run(cache.pack(input_ids, counts, rows), taps)
+        last, kept = self._pass(input_ids, cache.pack(counts, rows), cache, taps)
+        return Step(last[None], None if kept is None else kept[None])
+
+    def _pass(
+        self, ids: torch.Tensor, places: Places, cache: StaticCache, taps: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._refuse(taps)
+        assert self._lean is not None, "this cache is another target's"
+        return self._lean.run(ids, places, cache, taps)
+
+    def _refuse(self, taps: Sequence[int]) -> None:
+        top = self.num_layers - 1
+        if bad := [tap for tap in taps if not 0 <= tap <= top]:
+            raise ValueError(f"tap {bad[0]}: the target's decoder layers are 0 to {top}")
 
     @torch.inference_mode()
     def run(self, work: Work, taps: Sequence[int] = ()) -> Step:
         """The pass that `work` describes: a decode loop's (`forward`), or one over stem and branches (`targets.scoring`).
         Raises ValueError for a layer id that does not exist."""
+        self._refuse(taps)
         top = self.num_layers - 1
-        if bad := [tap for tap in taps if not 0 <= tap <= top]:
-            raise ValueError(f"tap {bad[0]}: the target's decoder layers are 0 to {top}")
         self._wanted = frozenset((*taps, top))
         self._work.work = work
         # a mask of four dimensions is handed through as it is: what is visible is said by the parts of the work
@@ -117,6 +158,8 @@ class Target:
     @torch.inference_mode()
     def logits(self, last: torch.Tensor) -> torch.Tensor:
         """`lm_head(final_norm(last))` [.., V] in float32, from states before the final norm [.., D]."""
+        if self._lean is not None and self._lean.head.current:
+            return self._lean.logits(last)
         return self.head(self.final_norm(last)).float()
 
 
