@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-SIZES = 16  # oneDNN compiles code for every number of rows, and keeps it (a quarter MiB each): few numbers, then
+SIZES = 16  # oneDNN compiles code for every number of rows and keeps it, a quarter to half a MiB each: few numbers, then
 
 
 class Products:
@@ -28,12 +28,13 @@ class Products:
         """left [C,K], matrix [V,K] in `kind` -> left @ matrix.T in the first C rows of out, which is in `result`."""
         left, out = left.to(self.kind), out[: len(left)]
         if self.linear is not None:  # it has no `out`: a stretch of ids at a time
-            if more := -len(left) % SIZES:
-                left = F.pad(left, (0, 0, 0, more))
+            left = filled(left)
             for place, part in zip(out.split(8192, 1), matrix.split(8192), strict=True):
                 place.copy_(self.linear(left, part, None, "none", [], "")[: len(out)])
         elif self.result != self.kind:
             out.copy_(self._mm(left, matrix.T))
+        elif self.narrow and len(left) % SIZES:
+            out.copy_(torch.mm(filled(left), matrix.T)[: len(out)])
         else:
             torch.mm(left, matrix.T, out=out)
         return out
@@ -43,12 +44,14 @@ class Products:
         grad = grad.to(self.kind)
         if self.cpu and not self.narrow:  # MKL is a tenth faster this way round
             return torch.mm(matrix.T, grad.T).T
-        return self._mm(grad, matrix)
+        return self._mm(filled(grad) if self.cpu else grad, matrix)[: len(grad)]
 
     def onto(self, total: torch.Tensor, grad: torch.Tensor, left: torch.Tensor) -> None:
         """total [V,K] += grad.T @ left; grad [C,V], left [C,K]."""
         grad, left = grad.to(self.kind), left.to(self.kind)
         if self.narrow:  # a stretch of ids at a time: no second [V,K]
+            if self.cpu:
+                grad, left = filled(grad), filled(left)
             for part, ids in zip(total.split(4096), grad.split(4096, 1), strict=True):
                 part.add_(self._mm(ids.T, left))
         else:
@@ -58,3 +61,9 @@ class Products:
         if self.result != self.kind:
             return torch.mm(left, right, out_dtype=self.result)
         return torch.mm(left, right)
+
+
+def filled(rows: torch.Tensor) -> torch.Tensor:
+    """rows [C,..] with zeros behind them, up to a multiple of SIZES."""
+    more = -len(rows) % SIZES
+    return F.pad(rows, (0, 0, 0, more)) if more else rows
