@@ -85,8 +85,9 @@ def test_auto_takes_the_published_objective_of_the_kind() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_has_a_name_and_is_taken_whatever_the_kind(preset: str) -> None:
-    section = validate({"distill": {"preset": preset}}, "test").distill
+def test_every_preset_has_a_name_and_the_same_weights_for_every_kind(preset: str) -> None:
+    kind = "dflash2" if "selector" in PRESETS[preset] else "dspark"
+    section = validate({"distill": {"preset": preset}, "drafters": {"kind": kind}}, "test").distill
     assert section.weights("dspark") == section.weights("mtp") == PRESETS[preset]
 
 
