@@ -61,17 +61,17 @@ def test_the_profile_is_what_the_clock_says(tiny_target, tiny_drafter, monkeypat
     """A clock that goes by tokens computed and by rows, not by time: the table gives it back."""
     target = tiny_target(end=[1, 7])
     both = pair(target, tiny_drafter(target))
-    now, run, draft = [0.0], target.run, both.drafter.draft
+    now, run, draft = [0.0], target.lean().run, both.drafter.draft
 
-    def counting(work, *args, **kwargs):
-        now[0] += 0.001 * work.ids.numel()
-        return run(work, *args, **kwargs)
+    def counting(ids, *args):
+        now[0] += 0.001 * ids.numel()
+        return run(ids, *args)
 
     def drafting(shared, cache, rows, *args):
         now[0] += 0.01 * len(rows)
         return draft(shared, cache, rows, *args)
 
-    monkeypatch.setattr(target, "run", counting)
+    monkeypatch.setattr(target.lean(), "run", counting)
     monkeypatch.setattr(both.drafter, "draft", drafting)
     monkeypatch.setattr(loop, "clock", lambda: now[0])
     steps = []
