@@ -130,17 +130,17 @@ def test_nothing_committed_is_computed_twice(tiny_target, tiny_drafter, monkeypa
 
     monkeypatch.setattr(drafter, "draft", draft)
     requests = [Request(ids, 10) for ids in prompts()]
-    forward, context = target.forward, drafter.trunk.context
+    run, context = target.lean().run, drafter.trunk.context
 
-    def counting(ids, *args, **kwargs):
+    def counting(ids, *args):
         seen["target"] += ids.numel()
-        return forward(ids, *args, **kwargs)
+        return run(ids, *args)
 
     def counting_context(taps, positions):
         seen["context"] += positions.numel()
         return context(taps, positions)
 
-    monkeypatch.setattr(target, "forward", counting)
+    monkeypatch.setattr(target.lean(), "run", counting)
     monkeypatch.setattr(drafter.trunk, "context", counting_context)
     decode(both, requests, 1)
     prompt_tokens, rounds = sum(LENGTHS), [v for request in requests for v in request.rounds]

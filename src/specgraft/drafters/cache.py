@@ -30,6 +30,7 @@ class DraftCache:
         self.device = drafter.fc.weight.device
         self.lengths = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys, values [rows, slots, Hk, d]
+        self.bound: int | None = None  # no row's context is longer, new positions included; whoever knows spares a device a wait
         self.extra: dict[str, torch.Tensor] = {}  # what else a kind keeps a row, [rows, ..]
 
     def reset(self, rows: torch.Tensor) -> None:
@@ -48,8 +49,9 @@ class DraftCache:
     def places(self, rows: torch.Tensor, width: int) -> torch.Tensor:
         """Positions [b,width] behind each row. Raises ValueError when a row is full."""
         positions = self.lengths[rows][:, None] + torch.arange(width, device=self.device)
-        if int(positions.max()) >= self.slots:
-            raise ValueError(f"a sequence needs {int(positions.max()) + 1} draft cache places and the cache has {self.slots}")
+        reach = int(positions.max()) + 1 if self.bound is None else self.bound
+        if reach > self.slots:
+            raise ValueError(f"a sequence needs {reach} draft cache places and the cache has {self.slots}")
         return positions
 
     def write(self, new: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: torch.Tensor, positions: torch.Tensor) -> None:
@@ -62,11 +64,11 @@ class DraftCache:
             values[rows[:, None], positions] = value
 
     def view(self, rows: torch.Tensor, more: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values [b,T,Hk,d] a layer, up to the longest of these rows plus `more`."""
-        reach = int(self.lengths[rows].max()) + more
-        if len(rows) == 1:  # a slice, no copy
-            row = int(rows[0])
-            return [(keys[row : row + 1, :reach], values[row : row + 1, :reach]) for keys, values in self.layers]
+        """Keys and values [b,T,Hk,d] a layer, up to the longest of these rows (or `bound`) plus `more`."""
+        reach = (int(self.lengths[rows].max()) if self.bound is None else self.bound) + more
         if len(rows) == self.rows:  # rows are distinct and sorted: all of them
             return [(keys[:, :reach], values[:, :reach]) for keys, values in self.layers]
+        if len(rows) == 1 and self.bound is None:  # a slice, no copy
+            row = int(rows[0])
+            return [(keys[row : row + 1, :reach], values[row : row + 1, :reach]) for keys, values in self.layers]
         return [(keys[rows, :reach], values[rows, :reach]) for keys, values in self.layers]

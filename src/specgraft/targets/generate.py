@@ -96,7 +96,8 @@ def generate(
                 accept(row, token)
         elif active:
             rows = sorted(active)
-            some = len(rows) * 2 <= batch  # few rows left: run those alone
+            # few rows left: run those alone; a static cache reads any rows without a copy
+            some = len(rows) < batch if isinstance(cache, StaticCache) else len(rows) * 2 <= batch
             index = torch.tensor(rows, device=target.device)
             step = target.forward(current[index] if some else current, cache, rows=index if some else None)
             cache.lengths[index] += 1
