@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specgraft.config import RunConfig
-from specgraft.decode import loop
+from specgraft.decode import judge
 from specgraft.decode.loop import Request
 from specgraft.decode.pair import pair
 from specgraft.evaluate import stage
@@ -78,7 +78,7 @@ def test_a_fault_in_the_loop_is_a_mismatch(ready, tmp_path, monkeypatch):
     def gullible(best, drafts, *lengths):
         return torch.full((len(drafts),), drafts.shape[1]), best[:, -1]
 
-    monkeypatch.setattr(loop, "verify_greedy", gullible)
+    monkeypatch.setattr(judge, "verify_greedy", gullible)
     t0 = stage.evaluate(config, run, tmp_path / "drafter")["t0"]
     assert t0["lossless"]["mismatches"] > 0
 
