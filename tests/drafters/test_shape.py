@@ -46,7 +46,8 @@ def test_every_kind_stores_drafts_and_verifies_one_more(tiny_target, tmp_path: P
     target.forward = spied
     request = Request([5, 9, 12], 12)
     decode(pair(target, again), [request], 1)
-    assert widths == [3, *[8] * len(request.rounds)] and {verdict.proposed for verdict in request.rounds} == {7}
+    # the prompt is read packed, not by `forward`
+    assert widths == [8] * len(request.rounds) and {verdict.proposed for verdict in request.rounds} == {7}
 
 
 @pytest.mark.parametrize("name", DrafterConfig.__dataclass_fields__)
