@@ -215,3 +215,16 @@ def test_what_a_drafter_cannot_learn_is_named_with_the_remedy(overrides: list[st
 
 def test_losses_of_a_kind_that_is_not_ours_are_checked_once_it_is_built() -> None:
     assert load_config(None, ["drafters.kind=heads", "distill.selector=1"]).distill.selector == 1
+
+
+def test_a_mistyped_sampling_key_of_a_domain_names_its_own_neighbour():
+    with pytest.raises(ValueError, match=r"did you mean `regen\.by_domain\.chat\.temperature`\?"):
+        load_config(None, ["regen.by_domain.chat.temp=0.5"])
+
+
+def test_a_file_below_a_file_is_one_line(tmp_path):
+    from specgraft.run_dir import write_text
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"out\.json: could not be written \((File exists|Not a directory)\); give another place"):
+        write_text(tmp_path / "file" / "out.json", "x")

@@ -427,7 +427,7 @@ class RunConfig(Section):
             raise ValueError('drafters.warm_from and drafters.warm_layers or warm_fc start the same weights: set the latter to "none"')
         if self.evaluate.prompts > self.prompts.held_out:
             raise ValueError(
-                f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out})"
+                f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out}): raise that, or lower evaluate.prompts"
             )
         return self
 
@@ -520,6 +520,9 @@ def _nearest(keys: list[str]) -> str:
         sections[name] = list(section.model_fields)
     head, leaf = keys[0], keys[-1]
     own = sections.get(head, [])
+    if keys[:2] == ["regen", "by_domain"] and len(keys) == 4:
+        close = difflib.get_close_matches(leaf, list(SamplingSection.model_fields), n=1, cutoff=0.4)
+        return f"; did you mean `{'.'.join([*keys[:3], close[0]])}`?" if close else f"; known there: {', '.join(SamplingSection.model_fields)}"
     by_leaf = {key: f"{name}.{key}" for name, known in reversed(sections.items()) for key in known}  # the first section that has it
     by_name = {name: name for name in sections}
     if own and leaf in by_leaf:  # the right key in the wrong section

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,8 +101,10 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(handle.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ValueError(f"{path}: could not be written ({error.strerror}); free space or set run.root") from None
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        remedy = "free space or set run.root" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give another place, or set run.root"
+        raise ValueError(f"{path}: could not be written ({error.strerror}); {remedy}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -222,3 +222,22 @@ def test_a_password_is_refused_and_not_repeated():
 def test_no_asks_need_no_server():
     Pool(["http://127.0.0.1:1"]).run([], lambda *_: None)
     assert base_url("http://127.0.0.1:8000/v1/") == base_url("http://127.0.0.1:8000")
+
+
+def test_a_web_server_that_is_no_engine_is_said_to_be_none():
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from threading import Thread
+
+    class Page(BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+        def do_GET(self):
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as http:
+        Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+        with pytest.raises(ValueError, match=r"this is no server of llamacpp, vllm, sglang .*: check the URL") as error:
+            gather(Pool([f"http://127.0.0.1:{http.server_port}"], backoff=0.01), asks(1))
+        http.shutdown()
+    assert "<" not in str(error.value) and "\n" not in str(error.value)

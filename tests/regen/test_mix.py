@@ -413,3 +413,17 @@ def test_the_built_in_set_by_itself_is_reported_by_cell() -> None:
     cells = report["splits"]["train"]["cells"]
     assert len(cells) == 12 and sum(cell["wanted"] for cell in cells) == 40
     assert all(cell["wanted"] == cell["got"] for cell in cells)
+
+
+def test_weights_that_overflow_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [row(number) for number in range(40)])
+    with pytest.raises(ValueError, match=r"prompts\.languages: the weights are too large"):
+        draw(config_of(path, languages={"en": 1e308, "ko": 1e308}))
+
+
+def test_a_damaged_note_of_the_kept_set_is_named(tmp_path: Path) -> None:
+    config, run = config_of(write(tmp_path / "a.jsonl", [row(number) for number in range(80)])), RunDir(tmp_path / "run").create()
+    chosen_prompts(config, run)
+    (run.prompts / "mix.json").write_text('{"drawn_from": []}')
+    with pytest.raises(ValueError, match=r"mix\.json: damaged; delete it, and the set is drawn again"):
+        chosen_prompts(config, run)

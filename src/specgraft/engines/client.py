@@ -192,7 +192,10 @@ class Round:
 
     async def meet(self, client: httpx.AsyncClient, server: Server) -> None:
         """Asks a server what it is and what it calls its model; all three engines answer at /v1/models."""
-        answer = await self.send(client, "GET", server.url + "/v1/models", None)
+        try:
+            answer = await self.send(client, "GET", server.url + "/v1/models", None)
+        except Unusable:
+            raise Unusable(f"this is no server of {', '.join(ENGINES)} (it knows no /v1/models): check the URL") from None
         rows = answer.get("data")
         row = rows[0] if isinstance(rows, list) and rows and isinstance(rows[0], dict) else {}
         engine = str(row.get("owned_by", ""))
@@ -236,7 +239,8 @@ def said(response: httpx.Response) -> str:
         text = answer.get("message", "") if isinstance(answer, dict) else answer
     except ValueError:
         text = response.text
-    return " ".join(str(text).split())[:200]
+    text = " ".join(str(text).split())
+    return "" if text.startswith("<") else text[:200]  # a page for people says nothing here
 
 
 def base_url(url: str) -> str:

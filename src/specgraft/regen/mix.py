@@ -114,8 +114,9 @@ def _shares(part: PromptsSection) -> dict[Cell, float]:
     """The share of each cell; those without weight are no cells."""
     axes = [part.languages, part.domains, part.lengths or {ALL: 1.0}]
     for what, weights in zip(("languages", "domains", "lengths"), axes, strict=True):
-        if not sum(weights.values()) > 0:
-            raise ValueError(f"prompts.{what}: no weight is positive; give at least one")
+        if not 0 < sum(weights.values()) < 1e100:
+            why = "no weight is positive; give at least one" if not sum(weights.values()) > 0 else "the weights are too large; divide them all by one number"
+            raise ValueError(f"prompts.{what}: {why}")
     total = sum(axes[0].values()) * sum(axes[1].values()) * sum(axes[2].values())
     return {
         (language, domain, band): one * other * third / total

@@ -151,6 +151,8 @@ def _shares(languages: Mapping[str, float], domains: Mapping[str, float]) -> dic
                 raise ValueError(f"no built-in prompts for {what} {name!r}: choose from {', '.join(known)}")
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"the weight of {what} {name!r} is {weight}: give a number of 0 or more")
+        if not sum(weights.values()) < 1e100:
+            raise ValueError(f"the {what} weights are too large: divide them all by one number")
         if not sum(weights.values()) > 0:
             raise ValueError(f"no {what} has a positive weight: give at least one")
     total = sum(languages.values()) * sum(domains.values())

@@ -40,6 +40,8 @@ def stored(config: RunConfig, run: RunDir) -> dict[str, list[Prompt]] | None:
         return None
     before, now = read_json(path), drawn_from(config)
     files, was = now.pop("files"), before.get("drawn_from", {})
+    if not all(isinstance(part, dict) for part in (was, before.get("digests", {}), was.get("files", {}) if isinstance(was, dict) else None)):
+        raise ValueError(f"{path}: damaged; delete it, and the set is drawn again")
     if {key: was.get(key) for key in now} != now or set(files) != set(was.get("files", {})):
         return None
     gone = [name for name, digest in files.items() if digest == GONE]
