@@ -75,7 +75,7 @@ def _shares(held: dict[str, Any]) -> list[str]:
 def _list(title: str, rows: Sequence[str]) -> list[str]:
     if not rows:
         return []
-    more = [f"  ... and {len(rows) - SHOWN} more in mix.json"] if len(rows) > SHOWN else []
+    more = [f"  ... and {len(rows) - SHOWN} more: `data plan --json PATH` has all"] if len(rows) > SHOWN else []
     return [f"{title}: {len(rows)}", *(f"  {row}" for row in rows[:SHOWN]), *more]
 
 

@@ -85,6 +85,9 @@ def regen(config: RunConfig, run: RunDir, target: Target | TextTarget) -> list[C
         (run.regen / JOURNAL).unlink(missing_ok=True)
     rows = read_conversations(run.regen)
     found = chosen_rows(config, run, prompts, rows)
+    for split in SPLITS:
+        if prompts[split] and not any(row.split == split for row in found):
+            raise ValueError(f"{run.regen}: no {split} prompt has an answer ({len(prompts[split])} refused, see refused.jsonl): change prompts.sources or regen.answers")
     say(summary_line(config, prompts, rows, found, target.tokenizer))
     return found
 
