@@ -28,6 +28,7 @@ from by_hand import F64
 from specgraft.config import DistillSection
 from specgraft.decode.pair import Pair, pair
 from specgraft.distill import draft_opd as module
+from specgraft.distill import ranks
 from specgraft.distill.draft_opd import draft_opd, single_token
 from specgraft.ops.vocab_loss import fused
 
@@ -116,10 +117,10 @@ def test_two_ranks_step_as_one_process(tiny_target, tiny_drafter, monkeypatch) -
     shares = [slice(0, 1), slice(1, 3), slice(3, 4)]
     whole = draft_opd(both, batch_of_texts(prompts, counts), OPTIONS, F64)
     told: list[torch.Tensor] = []
-    monkeypatch.setattr(module, "total", lambda values: told.append(values) or values)
+    monkeypatch.setattr(ranks, "total", lambda values: told.append(values) or values)
     for share in shares:
         draft_opd(both, batch_of_texts(prompts[share], counts[share]), OPTIONS, F64)
-    monkeypatch.setattr(module, "total", lambda values: torch.stack(told).sum(0))
+    monkeypatch.setattr(ranks, "total", lambda values: torch.stack(told).sum(0))
     monkeypatch.setattr(module, "world", lambda: 3)
     outcomes = [draft_opd(both, batch_of_texts(prompts[share], counts[share]), OPTIONS, F64) for share in shares]
     assert [int(outcome.sums["count"].sum()) > 0 for outcome in outcomes] == [True, True, False]

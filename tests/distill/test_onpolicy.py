@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from branches_by_hand import KINDS, AloneScorer, Branch, answers_batch, branches_of, loss_of_branches
 from by_hand import F64, divergences, randomised, same_gradients
 from specgraft.config import DistillSection, validate
-from specgraft.distill import objective, selector
+from specgraft.distill import objective, ranks
 from specgraft.distill import onpolicy as module
 from specgraft.distill.anchors import Anchors
 from specgraft.distill.batch import Batch, Blocks
@@ -453,7 +453,7 @@ def test_two_ranks_with_unequal_shares_step_as_one(make, monkeypatch: pytest.Mon
     for one in shares:  # what each rank would give to the others
         own: list[torch.Tensor] = []
         with monkeypatch.context() as patch:
-            for place in (objective, selector):
+            for place in (ranks,):
                 patch.setattr(place, "total", lambda values, own=own: own.append(values) or values)
             one.step()
         sums.append(own)
@@ -461,7 +461,7 @@ def test_two_ranks_with_unequal_shares_step_as_one(make, monkeypatch: pytest.Mon
     for one in shares:
         both = iter([a + b for a, b in zip(*sums, strict=True)])
         with monkeypatch.context() as patch:
-            for place in (objective, selector):
+            for place in (ranks,):
                 patch.setattr(place, "total", lambda values, both=both: next(both))
             patch.setattr(objective, "world", lambda: 2)
             total = total + one.step().loss / 2

@@ -14,13 +14,38 @@ from specgraft.drafters.drafter import Texts
 
 
 @dataclass(frozen=True)
+class Draws:
+    """Where the anchors of a part of a step stand in the batch of the whole step. Filled by `train.shares`."""
+
+    rows: int  # B of the whole step
+    blocks: int  # N of the whole step
+    place: torch.Tensor  # [B, N] long, on the CPU: row * blocks + block there; 0 where not kept
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Padded conversations of one step, on the trainer's device. Filled by `train.batch`."""
+    """Padded conversations of one step, or of a part of one, on the trainer's device. Filled by `train.batch`."""
 
     texts: Texts
     last: torch.Tensor  # [B, T, D]
     anchors: Anchors
     loss_mask: torch.Tensor | None = None  # [B, T] bool, tokens of the answers; rollouts find the prompts by it
+    draws: Draws | None = None  # None: this is the whole step
+
+    def to(self, device: torch.device) -> Batch:
+        texts = Texts(self.texts.input_ids.to(device), self.texts.taps.to(device), self.texts.starts.to(device))
+        mask = None if self.loss_mask is None else self.loss_mask.to(device)
+        return Batch(texts, self.last.to(device), self.anchors.to(device), mask, self.draws)
+
+    def uniforms(
+        self, each: int, size: int, generator: torch.Generator | None, dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """[B, N*each, size] in [0,1) on the CPU: an anchor has the same numbers however its step is shared out."""
+        if self.draws is None:
+            rows, blocks = self.anchors.position.shape
+            return torch.rand((rows, blocks * each, size), generator=generator, dtype=dtype)
+        whole = torch.rand((self.draws.rows, self.draws.blocks * each, size), generator=generator, dtype=dtype)
+        return whole.view(-1, each, size)[self.draws.place].flatten(1, 2)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def grow(
     """
     size, anchors = hidden.shape[2], batch.anchors
     position, keep = (each.repeat_interleave(branches_per_anchor, 1) for each in (anchors.position, anchors.keep))
-    uniforms = torch.rand((*keep.shape, size - 1), generator=generator, dtype=torch.float64).to(hidden.device)
+    uniforms = batch.uniforms(branches_per_anchor, size - 1, generator, torch.float64).to(hidden.device)
     tokens = torch.zeros(uniforms.shape, dtype=torch.long, device=hidden.device)
     before = batch.texts.input_ids.gather(1, position)
     tokens[keep] = sample_branches(drafter, shared, hidden.detach()[keep], before[keep], uniforms[keep], temperature, chunk, compute)
@@ -118,25 +118,27 @@ def score_branches(grafts: Sequence[Graft], score: Scorer, tokens: torch.Tensor,
     return nodes
 
 
+def branch_mask(batch: Batch, tokens: torch.Tensor, branches_per_anchor: int, end_ids: Sequence[int]) -> torch.Tensor:
+    """[B,M,G] bool: the slots of branches tokens [B,M,W] that are supervised. Behind a drafted end token the text is over."""
+    keep = batch.anchors.keep.repeat_interleave(branches_per_anchor, 1)
+    over = torch.isin(tokens, torch.tensor(end_ids, dtype=torch.long, device=tokens.device)).cumsum(-1) > 0
+    return keep[..., None] & ~F.pad(over, (1, 0))
+
+
 def branch_blocks(
     batch: Batch, tokens: torch.Tensor, nodes: torch.Tensor, branches_per_anchor: int, end_ids: Sequence[int]
 ) -> Blocks:
-    """Branches tokens [B,M,W] with states nodes [B,M,W,D] as blocks: p_1 is the text's, at the anchor; p_{j+1} that of node j.
-
-    What lies behind a drafted end token is not supervised: the text is over there.
-    """
+    """Branches tokens [B,M,W] with states nodes [B,M,W,D] as blocks: p_1 is the text's, at the anchor; p_{j+1} that of node j."""
     anchors, (rows, branches, _), device = batch.anchors, tokens.shape, tokens.device
     count = anchors.position.shape[1]
-    keep, position = (each.repeat_interleave(branches_per_anchor, 1) for each in (anchors.keep, anchors.position))
-    over = torch.isin(tokens, torch.tensor(end_ids, dtype=torch.long, device=device)).cumsum(-1) > 0
-    mask = keep[..., None] & ~F.pad(over, (1, 0))
+    position = anchors.position.repeat_interleave(branches_per_anchor, 1)
     before = batch.texts.input_ids.gather(1, position)[..., None]
     row = torch.arange(rows, device=device)[:, None]
     at_anchor = (row * count + torch.arange(branches, device=device) // branches_per_anchor)[..., None]
     at_node = rows * count + torch.arange(tokens.numel(), device=device).view_as(tokens)
     stem = batch.last.gather(1, anchors.position[..., None].expand(-1, -1, batch.last.shape[2]))
     return Blocks(
-        mask=mask,
+        mask=branch_mask(batch, tokens, branches_per_anchor, end_ids),
         tokens=torch.cat([before, tokens, torch.zeros_like(before)], -1),
         states=torch.cat([stem.flatten(0, 1), nodes.flatten(0, 2)]),
         places=torch.cat([at_anchor, at_node], -1),

@@ -9,7 +9,7 @@ Legend: M rounds, G draft tokens, D hidden size, R rows of the losses.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,9 +21,9 @@ from specgraft.decode.loop import Timing, clock
 from specgraft.decode.pair import Pair
 from specgraft.decode.pair import pair as pair  # `train` makes one
 from specgraft.distill.batch import Batch, Slots, supervised
-from specgraft.distill.objective import Outcome, objective
+from specgraft.distill.objective import Outcome
 from specgraft.distill.parts import Inputs, by_slot, slot_inputs
-from specgraft.distill.ranks import LEAST, total, world
+from specgraft.distill.ranks import LEAST, over_step, touched, world
 from specgraft.distill.rollouts import Rollouts, roll_out, streams
 from specgraft.distill.weights import decay_weights
 from specgraft.drafters.drafter import Drafter
@@ -44,6 +44,8 @@ def draft_opd(
     compute: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
     end_ids: Collection[int] | None = None,
+    known: Mapping[str, torch.Tensor] | None = None,
+    rolled: Rollouts | None = None,
     *,
     limit: int = 0,
 ) -> Outcome:
@@ -52,19 +54,64 @@ def draft_opd(
     An answer is decoded as far as its reference, or `limit` > 0 tokens. Nothing is drawn, so `generator` is not used;
     `end_ids` (default: the target's) bound what drafts are learnt from. `compute`: dtype of the drafter's products.
     `seconds`: score (the target: prefill and verify passes, on a CPU), sample (the rest of decoding), learn (replay; backward is the caller's).
+    `known` as in `objective.learn`; `rolled`: the rounds, where they have been decoded already (`counting`).
     Raises ValueError for another loss in the mix than the confidence, and as `roll_out`.
     """
     drafter = both.drafter
     options.check_origin(drafter.config.kind)
-    if batch.loss_mask is not None and not bool(batch.loss_mask.any()):  # every answer was cut away: a step without slots
-        return objective(drafter, both.shared, batch, options.model_copy(update={"ce": 1.0}), compute)
+    seconds = dict.fromkeys(("sample", "score"), 0.0)
+    if rolled is None and not without_answer(batch):
+        rolled, seconds = timed_rounds(both, batch, compute, limit)
+    began = clock()
+    if rolled is None:
+        outcome = nothing(drafter, options, batch.last.device, known)
+    else:
+        outcome = replay(drafter, both.shared, rolled, options, compute, both.target.end_ids if end_ids is None else end_ids, known)
+    return replace(outcome, seconds={**seconds, "learn": clock() - began})
+
+
+def without_answer(batch: Batch) -> bool:
+    """Every answer was cut away: a step without slots."""
+    return batch.loss_mask is not None and not bool(batch.loss_mask.any())
+
+
+def timed_rounds(both: Pair, batch: Batch, compute: torch.dtype, limit: int = 0) -> tuple[Rollouts, dict[str, float]]:
+    """The rounds of the batch, and the seconds of their parts."""
     began, timing = clock(), Timing()
     timed = both.target.device.type == "cpu"  # elsewhere the parts are told apart by waiting for each, which costs time
     rolled = roll_out(both, batch, timing if timed else None, limit, compute)
-    rolling, began = clock() - began, clock()
-    outcome = replay(drafter, both.shared, rolled, options, compute, both.target.end_ids if end_ids is None else end_ids)
     score = timing.prefill + timing.verify
-    return replace(outcome, seconds={"sample": rolling - score, "score": score, "learn": clock() - began})
+    return rolled, {"sample": clock() - began - score, "score": score}
+
+
+def confident(drafter: Drafter, options: DistillSection) -> bool:
+    return drafter.confidence_head is not None and "confidence" in options.weights(drafter.config.kind)
+
+
+def nothing(
+    drafter: Drafter, options: DistillSection, device: torch.device, known: Mapping[str, torch.Tensor] | None
+) -> Outcome:
+    """A part of a step that has no round: zero, with a graph, and what it owes to the sums over ranks."""
+    zero = torch.zeros((), device=device)
+    denominators = named(over_step({"rounds": zero, "confidence": zero}, known), confident(drafter, options))
+    sums = {"count": torch.zeros(drafter.config.draft_tokens, device=device)}
+    return Outcome(touched(drafter) * world(), dict.fromkeys(denominators, zero), denominators, sums)
+
+
+def named(found: Mapping[str, torch.Tensor], sure: bool) -> dict[str, torch.Tensor]:
+    """Denominators by part: both streams share one."""
+    return {"response": found["rounds"], "rejected": found["rounds"]} | ({"confidence": found["confidence"]} if sure else {})
+
+
+def weights_of(found: Streams, options: DistillSection, draft_tokens: int) -> torch.Tensor:
+    """[R] what each row counts for in the confidence."""
+    decay = decay_weights(draft_tokens, options.decay).to(found.once.dtype).to(found.once.device)
+    return decay[found.slots.slot] * found.once
+
+
+def round_denominators(found: Streams, sure: torch.Tensor) -> dict[str, torch.Tensor]:
+    """This part's own: rows of both streams, and the weights sure [R] of the confidence."""
+    return {"rounds": found.response.sum() + found.rejected.sum(), "confidence": sure.sum()}
 
 
 @dataclass(frozen=True)
@@ -100,16 +147,16 @@ def rows_of(rolled: Rollouts, options: DistillSection, end_ids: Collection[int],
 
 
 def replay(
-    drafter: Drafter, shared: Shared, rolled: Rollouts, options: DistillSection, compute: torch.dtype, end_ids: Collection[int]
-) -> Outcome:
+    drafter: Drafter, shared: Shared, rolled: Rollouts, options: DistillSection, compute: torch.dtype, end_ids: Collection[int],
+    known: Mapping[str, torch.Tensor] | None = None,
+) -> Outcome:  # fmt: skip
     """The loss of recorded rounds: one forward of the drafter over the final texts, with a block at every round's anchor."""
     kind = torch.promote_types(drafter.fc.weight.dtype, torch.float32)
     found = rows_of(rolled, options, end_ids, kind)
-    slots, size = found.slots, drafter.config.draft_tokens
-    confident = drafter.confidence_head is not None and "confidence" in options.weights(drafter.config.kind)
-    sure = decay_weights(size, options.decay).to(kind).to(slots.slot.device)[slots.slot] * found.once
-    pooled, steady = total(torch.stack([found.response.sum() + found.rejected.sum(), sure.sum()]))
-    denominators = {"response": pooled, "rejected": pooled} | ({"confidence": steady} if confident else {})
+    slots, size, learns_trust = found.slots, drafter.config.draft_tokens, confident(drafter, options)
+    sure = weights_of(found, options, size)
+    step = over_step(round_denominators(found, sure), known)
+    pooled, steady, denominators = step["rounds"], step["confidence"], named(step, learns_trust)
     numerators = {name: torch.zeros_like(pooled) for name in denominators}
     value, sums = torch.zeros_like(pooled), {"count": torch.zeros(size, device=pooled.device)}
     if len(slots):
@@ -118,18 +165,18 @@ def replay(
         with torch.autocast(pooled.device.type, dtype=compute, enabled=half):
             hidden = drafter(shared, texts, rolled.anchors[None])
         inputs = slot_inputs(drafter, shared, rolled.blocks(torch.ones_like(rolled.tokens[:, 1:], dtype=torch.bool)), hidden, slots)
-        value, each, losses = divergences(drafter, shared, inputs, found, pooled + LEAST, options, compute, confident)
+        value, each, losses = divergences(drafter, shared, inputs, found, pooled + LEAST, options, compute, learns_trust)
         numerators |= {name: part.sum() for name, part in each.items()}
         sums = told(losses, found, rolled, size)
-        if confident:
+        if learns_trust:
             assert drafter.confidence_head is not None and losses.alpha is not None
             scale, logit = options.weights(drafter.config.kind)["confidence"], drafter.confidence_head(inputs.rows.hidden, inputs.embedded)
             bce = F.binary_cross_entropy_with_logits(logit, losses.alpha.clamp(0, 1).to(logit.dtype), reduction="none")
             value = value + scale * (sure * bce).sum() / (steady + LEAST)
             numerators["confidence"] = scale * (sure * bce.detach()).sum()
             sums["bce"] = by_slot(found.once * bce.detach(), slots.slot, size)
-    if not len(slots) or world() > 1:  # ranks reduce the same gradients, those without rounds and unused heads included
-        value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
+    if not len(slots) or world() > 1:
+        value = value + touched(drafter)
     return Outcome(value * world(), numerators, denominators, sums)
 
 
@@ -141,12 +188,12 @@ def divergences(
     denominator: torch.Tensor,
     options: DistillSection,
     compute: torch.dtype,
-    confident: bool,
+    learns_trust: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], SlotLosses]:
     """Both streams over their denominator, with graph; what each row adds to its stream [R]; the losses of every row."""
     rows, fused = inputs.rows, options.fused == "on"
     run = partial(weighted_losses, head=shared.head_as(compute), markov=inputs.markov, chunk=options.chunk_rows, compute=compute, fused=fused)
-    wanted = {"alpha", "hit"} if drafter.selector is None or confident else set()
+    wanted = {"alpha", "hit"} if drafter.selector is None or learns_trust else set()
     if options.rollout_estimator == "full":
         weights = {"kl": found.response / denominator, "rkl": found.rejected / denominator}
         value, losses, _ = run(rows, weights=weights, want=wanted)

@@ -9,6 +9,7 @@ Legend: B rows, T tokens, N anchors, G draft tokens, D hidden size, R supervised
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch, Blocks, references, supervised
 from specgraft.distill.parts import Inputs, block_parts, by_slot, slot_inputs, slot_parts, slot_sums
-from specgraft.distill.ranks import LEAST, total, world
+from specgraft.distill.ranks import LEAST, over_step, touched, world
 from specgraft.distill.selector import by_law, candidates_of, selector_term
 from specgraft.distill.weights import accept_ratios, decay_weights, prefix
 from specgraft.drafters.drafter import Drafter
@@ -56,19 +57,28 @@ def objective(
     options: DistillSection,
     compute: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Outcome:
     """The loss of one batch on its answers. `compute` is the dtype of matrix products; sums and losses are float32 at least.
 
     `options.slot_sampling` keeps slot j with probability w_j and weight 1 (an unbiased estimate of both sums, which
-    computes head rows for about half of the slots at decay 4, G 7).
+    computes head rows for about half of the slots at decay 4, G 7). `known` as in `learn`.
     """
     refuse_idle(drafter, options)
     hidden = forward(drafter, shared, batch, compute)
-    blocks, decay = references(batch), decay_weights(drafter.config.draft_tokens, options.decay).to(hidden.device)
+    blocks, decay = taught_blocks(batch, drafter.config.draft_tokens, options, generator)
+    return learn(drafter, shared, blocks, hidden, decay, options, compute, known=known)
+
+
+def taught_blocks(
+    batch: Batch, draft_tokens: int, options: DistillSection, generator: torch.Generator | None
+) -> tuple[Blocks, torch.Tensor]:
+    """The blocks that the answers teach, and the fixed weights [G] of their slots."""
+    blocks, decay = references(batch), decay_weights(draft_tokens, options.decay).to(batch.last.device)
     if options.slot_sampling:
-        drawn = torch.rand(blocks.mask.shape, generator=generator).to(hidden.device)
+        drawn = batch.uniforms(1, draft_tokens, generator).to(decay.device)
         blocks, decay = replace(blocks, mask=blocks.mask & (drawn < decay)), torch.ones_like(decay)
-    return learn(drafter, shared, blocks, hidden, decay, options, compute)
+    return blocks, decay
 
 
 def refuse_idle(drafter: Drafter, options: DistillSection) -> None:
@@ -85,10 +95,12 @@ def learn(
     options: DistillSection,
     compute: torch.dtype,
     own: bool = False,
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Outcome:
     """The loss of blocks with states hidden [B,N,G,D] and fixed slot weights decay [G].
 
-    `own`: the tokens are the drafter's, drawn from its law; then labels say nothing, and accept ratios say how far a round goes.
+    `known`: the denominators of the whole step, where these blocks are a part of one (`counting`); None: they and those
+    of the other ranks are the step. `own`: the tokens are the drafter's, drawn from its law; then labels say nothing, and accept ratios say how far a round goes.
     """
     mix = options.weights(drafter.config.kind)
     unary, chosen = by_law(drafter, mix)
@@ -98,7 +110,7 @@ def learn(
     inputs = slot_inputs(drafter, shared, blocks, hidden, slots, own or confident or inject or bool(set(mix) & READS_TARGET))
     weight = decay[slots.slot]
     parts = slot_parts(unary, weight) | block_parts(unary, options, shared, inputs, mask, compute, own)
-    denominators = dict(zip(parts, total(torch.stack([part.denominator for part in parts.values()])), strict=True))
+    denominators = over_step({name: part.denominator for name, part in parts.items()}, known)
     weights: dict[str, torch.Tensor] = {}
     for name, part in parts.items():
         for pointwise, each in part.weights.items():
@@ -117,7 +129,7 @@ def learn(
         before = slots.before[slots.source]
         candidates = candidates_of(drafter.selector, inputs.rows, before, top, shared.head, inject, options.chunk_rows, compute)
         taught = parts["dpace"].weights["ce"] / mix["dpace"] if "dpace" in parts else weight
-        term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options, own)
+        term = selector_term(drafter.selector, candidates, shared.head, slots, mask, chosen, weight, taught, options, own, known)
         value = value + term.value
         shown.add(term.numerators, term.denominators, {name: by_slot(each, slots.slot, len(decay)) for name, each in term.slots.items()})
     elif own and options.branch_temperature == 1:
@@ -126,8 +138,8 @@ def learn(
         shown.sums["accepted"] = by_slot(before * losses.alpha, slots.slot, len(decay))
     if own:  # labels and what is made of them
         shown.sums = {name: values for name, values in shown.sums.items() if name not in ("ce", "target_ce")}
-    if not len(slots) or world() > 1:  # ranks reduce the same gradients, those without slots and unused heads included
-        value = value + sum(parameter.sum() for parameter in drafter.parameters()) * 0.0
+    if not len(slots) or world() > 1:
+        value = value + touched(drafter, hidden)
     total_loss = (value + (shown.loss() - value).detach()) * world()  # the end-to-end part steps along its gradient, and shows its value
     return Outcome(total_loss, shown.numerators, shown.denominators, shown.sums)
 

@@ -6,7 +6,7 @@ Legend: B rows, N anchors, K branches an anchor, G draft tokens, D hidden size.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,11 +30,14 @@ def onpolicy(
     end_ids: Sequence[int],
     compute: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
+    known: Mapping[str, torch.Tensor] | None = None,
+    tokens: torch.Tensor | None = None,
 ) -> Outcome:
     """The loss of one batch on branches at its anchors (`anchors.branch_anchors`), drawn anew from the drafter as it is.
 
     `score` gives the target's states at the nodes; end_ids: tokens behind which a branch is over. Branches and the target's
-    laws are constants: gradients go through the drafter's laws and the prefix products. `compute` as in `objective`.
+    laws are constants: gradients go through the drafter's laws and the prefix products. `compute` and `known` as in `objective`;
+    `tokens` [B,M,W]: branches that have been drawn already (`counting`).
     """
     options.check_origin(drafter.config.kind)
     refuse_idle(drafter, options)
@@ -43,13 +46,14 @@ def onpolicy(
     if many > 1:
         hidden = hidden.repeat_interleave(many, 1)
     clock.lap("learn")
-    tokens = grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
+    if tokens is None:
+        tokens = grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
     clock.lap("sample")
     nodes = score_branches(graft(batch, tokens, many), score, tokens, batch.last)
     clock.lap("score")
     blocks = branch_blocks(batch, tokens, nodes, many, end_ids)
     decay = decay_weights(drafter.config.draft_tokens, options.decay).to(hidden)
-    outcome = learn(drafter, shared, blocks, hidden, decay, options, compute, own=True)
+    outcome = learn(drafter, shared, blocks, hidden, decay, options, compute, own=True, known=known)
     clock.lap("learn")
     return replace(outcome, seconds=clock.seconds)
 

@@ -14,7 +14,7 @@ import torch
 
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Slots
-from specgraft.distill.ranks import LEAST, total
+from specgraft.distill.ranks import LEAST, over_step
 from specgraft.distill.weights import end_to_end_blocks, end_to_end_weights, prefix
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.selector import Selector
@@ -78,8 +78,9 @@ def selector_term(
     taught: torch.Tensor,
     options: DistillSection,
     own: bool = False,
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Term:
-    """The objectives `mix` on the selector's law; mask [B,N,G]; `own` as in `objective.learn`.
+    """The objectives `mix` on the selector's law; mask [B,N,G]; `own` and `known` as in `objective.learn`.
 
     weight [R]: the slots' fixed weights; taught [R]: those of the cross-entropy, which are D-PACE's where that is on (NeMo,
     speculators). A slot whose label is no candidate leaves the cross-entropy's denominator with it, unless it is injected.
@@ -105,8 +106,7 @@ def selector_term(
         shown["e2e_tv"] = mix["e2e_tv"] * end_to_end_blocks(alpha, mask, before).sum()
     denominators: dict[str, torch.Tensor] = {}
     if parts:
-        sums = total(torch.stack([denominator.to(weight.dtype) for _, denominator in parts.values()]))
-        denominators = dict(zip(parts, sums, strict=True))
+        denominators = over_step({name: denominator.to(weight.dtype) for name, (_, denominator) in parts.items()}, known)
     weights: dict[str, torch.Tensor] = {}
     for name, (losses, _) in parts.items():
         for loss, value in losses.items():
