@@ -5,7 +5,7 @@
 
 RUN is the folder of a trained run (target, newest checkpoint, held-out prompts); with the id of a target alone there is no drafter and the
 prompts are token ids drawn at random. CPU seconds of one thread, contenders alternating, medians: other work on the machine hardly
-counts. Greedy, end tokens kept, the same prompts for all. Keys:
+counts; with --threads N wall seconds of N threads, for a machine of one's own. Greedy, end tokens kept, the same prompts for all. Keys:
 fixed_share: share of a speculative round outside the two models' forwards, batch 1.
 ar_vs_hf_b1, ar_vs_hf_b16: tokens per second of `targets.generate` over those of `generate`, the faster of its dynamic and static caches.
 """
@@ -38,7 +38,7 @@ from specgraft.targets.generate import generate
 from specgraft.targets.load import load_target
 from specgraft.targets.model import Target
 
-clock = time.process_time
+clock: Callable[[], float] = time.process_time
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -222,12 +222,15 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--parts", nargs="+", default=["split", "ar", "measures"])
-    parser.add_argument("--prompts", type=int, default=24)
-    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
+    if args.threads > 1:
+        globals()["clock"] = time.perf_counter
     run = RunDir(Path(args.run)) if (Path(args.run) / "config.json").exists() and (Path(args.run) / "checkpoints").exists() else None
     target = load_target(json.loads(run.config.read_text())["target"]["id"] if run else args.run, args.dtype, "cpu")
     both = None
@@ -239,7 +242,7 @@ def main() -> None:
         source = torch.Generator().manual_seed(0)
         held = [torch.randint(100, target.vocab_size, (40 + 7 * (n % 16),), generator=source).tolist() for n in range(args.prompts)]
     prompts = held[: args.prompts]
-    result: dict[str, Any] = {"dtype": args.dtype, "new": args.new, "prompt_tokens": [len(ids) for ids in prompts]}
+    result: dict[str, Any] = {"dtype": args.dtype, "threads": args.threads, "new": args.new, "prompt_tokens": [len(ids) for ids in prompts]}
     if "split" in args.parts and both is not None:
         found = split(both, prompts[:4], args)
         result |= {"fixed_share": found["fixed_share"], "split": found}
