@@ -133,13 +133,29 @@ def serve(
     context: Annotated[int, typer.Option(min=16, help="tokens of one request, prompt and answer")] = 2048,
     parallel: Annotated[int, typer.Option(min=1, help="requests decoded together")] = 8,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: the engine's own choice")] = 0,
+    taps: Annotated[str, typer.Option(help="for `capture.servers`: layers whose outputs it returns, such as 1,8,15; `spread`: five; and the last one")] = "",
+    states: Annotated[str, typer.Option(help="folder in which vllm leaves them; as capture.states")] = "",
     more: Annotated[list[str] | None, typer.Option("--flag", help="a further flag of the engine, as it is; may be repeated")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the command and start nothing")] = False,
 ) -> None:
-    """Serves a target on this machine for `regen.servers`. Engines are installed by `make engines`."""
+    """Serves a target on this machine for `regen.servers`, or `capture.servers`. Engines are installed by `make engines`."""
     from specgraft.engines.serve import Serving, start
 
-    start(Serving(engine, served(engine, target), port, dtype=dtype, context=context, parallel=parallel, threads=threads, more=more or ()), dry_run)
+    model = served(engine, target)
+    start(Serving(engine, model, port, dtype=dtype, context=context, parallel=parallel, threads=threads, more=more or (), taps=layer_ids(taps, model), states=states), dry_run)
+
+
+def layer_ids(text: str, model: Path) -> list[int]:
+    """`1,8,15`, or `spread`: the five that capture takes by default."""
+    if text == "spread":
+        from specgraft.capture.forward import spread_taps
+        from specgraft.engines.serve import decoder_layers
+
+        return spread_taps(decoder_layers(model), 5)
+    try:
+        return [int(word) for word in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--taps {text!r}: write layer ids, such as 1,8,15, or spread") from None
 
 
 def served(engine: str, target: str) -> Path:

@@ -144,6 +144,12 @@ class CaptureSection(Section):
     max_length: int = Field(0, ge=0, description="longer conversations are cut behind an answer that still fits; 0: the target's context")
     batch_tokens: int = Field(4096, ge=1, description="tokens per forward pass")
     shard_tokens: int = Field(65536, ge=1, description="tokens per safetensors shard")
+    servers: list[str] = Field([], description="URLs of servers that give hidden states (`specgraft serve vllm --taps`); empty: in this process")
+    engine: Literal["auto", "vllm", "sglang"] = Field("auto", description="what the servers are; `auto`: they are asked")
+    states: str = Field("", description="folder in which vLLM servers leave states, as this machine sees it; empty: the one of `specgraft serve`")
+    concurrency: int = Field(16, ge=1, description="requests under way per server")
+    timeout: float = Field(300.0, gt=0, description="seconds for one request")
+    retries: int = Field(3, ge=0, description="of one request, before the run stops")
 
 
 OUR_KINDS = ("mtp", "dflash", "dflash2", "dspark")
@@ -340,6 +346,27 @@ class TrainSection(Section):
         return self
 
 
+class StreamSection(Section):
+    """How features come from those who make them to the trainer."""
+
+    medium: Literal["disk", "memory", "hybrid", "ray"] = Field(
+        "disk",
+        description="`disk`: shards that capture wrote; `memory`: made while training by a thread of this process, nothing written; `hybrid`: made at first use and kept as shards; `ray`: made by actors that hold the target, on this machine or others",
+    )
+    bound_mb: float = Field(512.0, gt=0, description="megabytes of features made ahead of one trainer rank, at most")
+    group: int = Field(1, ge=1, description="rows of a step that share a forward pass where features are made while training; 1: each alone")
+    keep: bool = Field(False, description="ray: what was made is kept as shards, as `hybrid` does")
+    producers: int = Field(1, ge=1, description="ray: actors, each with the target")
+    gpus: float = Field(0.0, ge=0, description="ray: GPUs of a producer")
+    cpus: float = Field(1.0, ge=0, description="ray: CPUs of a producer")
+    address: str = Field("", description="ray: host:port of a running cluster; empty: one is started on this machine, on loopback, and stopped with the run")
+    start_timeout: float = Field(1800.0, gt=0, description="seconds until a producer must have loaded its target")
+    timeout: float = Field(300.0, gt=0, description="seconds for one answer of a producer; then it counts as dead")
+    retries: int = Field(2, ge=0, description="restarts of a producer that died, and tries of a row after its first; then the run stops")
+    bad_rows: Literal["stop", "skip"] = Field("stop", description="a row whose states are broken, or whose shard is damaged: stop, or leave it out and count it (1 % at most)")
+    staleness: int = Field(0, ge=0, le=8, description="branches: steps by which the drafter that draws them may lag behind, while they are scored")
+
+
 class EvaluateSection(Section):
     dtype: Dtype = "float32"
     prompts: int = Field(100, ge=1, description="held-out prompts at T=0, compared token by token with plain decoding")
@@ -399,6 +426,7 @@ class RunConfig(Section):
     capture: CaptureSection = CaptureSection()
     drafters: DraftersSection = DraftersSection()
     distill: DistillSection = DistillSection()
+    stream: StreamSection = StreamSection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()
     export: ExportSection = ExportSection()
@@ -425,11 +453,26 @@ class RunConfig(Section):
             )
         if part.warm_from and (warm != "none" or part.warm_fc != "none"):
             raise ValueError('drafters.warm_from and drafters.warm_layers or warm_fc start the same weights: set the latter to "none"')
+        self.check_stream()
         if self.evaluate.prompts > self.prompts.held_out:
             raise ValueError(
                 f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out}): raise that, or lower evaluate.prompts"
             )
         return self
+
+    def check_stream(self) -> None:
+        """Raises ValueError, naming the key, for settings of the stream that have no sense together."""
+        part, origin = self.stream, self.distill.origin
+        if self.train.rows % part.group:
+            raise ValueError(f"stream.group={part.group}: the rows of a step are made in groups, so it must divide train.rows={self.train.rows}")
+        if part.medium == "ray" and origin == "rollouts":
+            raise ValueError('stream.medium="ray": rollouts are decoded with the target in this process; set another stream.medium, or distill.slots')
+        if part.medium == "ray" and self.drafters.warm_layers != "none":
+            raise ValueError('stream.medium="ray": the trainer never loads the target\'s layers; set drafters.warm_layers="none", or another medium')
+        if part.staleness and origin != "branches":
+            raise ValueError(f"stream.staleness={part.staleness} is of branches, and these are {origin}: set it to 0")
+        if part.keep and part.medium != "ray":
+            raise ValueError('stream.keep belongs to stream.medium="ray": set "hybrid" to keep what this process makes, or take it out')
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

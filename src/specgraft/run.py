@@ -281,11 +281,11 @@ class Session:
         return [joined(tokens[0], shard_identity(stored, {c.prompt_id: c for c in conversations}))]
 
     def capture_gates(self, conversations: list[Conversation]) -> list[GateResult]:
-        """Tap and distribution identity of rows captured anew, before any shard is written."""
-        from specgraft.capture.forward import capture_batch
+        """Tap and distribution identity of rows captured anew, before any shard is written; rows of servers against this target."""
+        from specgraft.capture.stage import producer
 
-        taps = self.header["taps"]
-        return self.feature_gates(self.rows(conversations), lambda c: capture_batch(self.target, [c], taps)[0])
+        make = producer(self.config, self.target, self.header)
+        return self.feature_gates(self.rows(conversations), lambda c: next(make([[c]])))
 
     def rows(self, conversations: list[Conversation]) -> list[Conversation]:
         """The rows that capture makes of them: cut where they are too long, without those from which nothing can be learnt."""

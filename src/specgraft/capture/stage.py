@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 from specgraft.capture.batches import padded_tokens, shards_of
 from specgraft.capture.cuts import shortened
 from specgraft.capture.forward import capture_batch, fault_of, resolve_taps
+from specgraft.capture.served import ServedStates
 from specgraft.config import RunConfig
 from specgraft.log import progress, say
 from specgraft.records import Conversation, Features, ids_digest
@@ -21,6 +23,7 @@ from specgraft.targets.model import Target
 
 FAULT_RATE = 0.01  # more rows than this with broken states stop the run
 SPLITS = ("train", "heldout")
+Producer = Callable[[Iterable[list[Conversation]]], Generator[Features]]
 PICTURE_IDS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")  # of a config: places of other media
 
 
@@ -60,6 +63,17 @@ def feature_bytes(tokens: int, taps: int, hidden: int, width: int, streams: int 
     return tokens * ((taps + streams) * hidden * width + scales + 5)
 
 
+def producer(config: RunConfig, target: Target, header: dict[str, Any]) -> Producer:
+    """Who makes Features of batches of rows, in that order: servers where `capture.servers` names some, else this process."""
+    taps = header["taps"]
+    if not config.capture.servers:
+        return lambda batches: (row for batch in batches for row in capture_batch(target, batch, taps))
+    if target.streams > 1:
+        raise ValueError(f"capture.servers: a target with {target.streams} residual streams is captured in this process alone; leave them out")
+    served = ServedStates(config.capture, header, target.num_layers)
+    return lambda batches: served.states(row for batch in batches for row in batch)
+
+
 def capture(config: RunConfig, run: RunDir, target: Target, conversations: Sequence[Conversation]) -> None:
     """Writes Features of every conversation that has none yet.
 
@@ -85,28 +99,35 @@ def capture(config: RunConfig, run: RunDir, target: Target, conversations: Seque
     free = shutil.disk_usage(run.features).free
     if need > free:
         raise ValueError(f"{run.features}: needs {need / 1e6:,.3f} MB, {free / 1e6:,.3f} MB are free; free space or set run.root")
-    broken: dict[str, str] = {}
+    make, broken = producer(config, target, header), dict[str, str]()
     done = padded = 0
     with progress("capture", total) as bar:
         for split in SPLITS:
             mine = [c for c in rows if c.split == split]
             lengths = [len(c.input_ids) for c in mine]
             todo = {index for index, c in enumerate(mine) if c.prompt_id in missing}
-            for shard in shards_of(lengths, todo, config.capture.batch_tokens, config.capture.shard_tokens):
-                kept: dict[int, Features] = {}
-                for batch in shard:
-                    features = capture_batch(target, [mine[index] for index in batch], header["taps"])
-                    for index, row in zip(batch, features, strict=True):
-                        if fault := fault_of(row):
-                            broken[row.prompt_id] = fault
-                        else:  # a row that stays on the device would keep its whole batch there
-                            kept[index] = dataclasses.replace(row, taps=row.taps.cpu(), last=row.last.cpu())
-                    done += sum(lengths[index] for index in batch)
-                    padded += padded_tokens(lengths, batch)
-                    bar.at(done, f"{need * done / total / 1e9:.2f} GB, {1 - done / padded:.1%} padding")
-                refuse_many_broken(broken, len(conversations))
-                if kept:
-                    writer.add(split, [kept[i] for i in sorted(kept)], [wanted[mine[i].prompt_id] for i in sorted(kept)])
+            shards = list(shards_of(lengths, todo, config.capture.batch_tokens, config.capture.shard_tokens))
+            with closing(make([mine[index] for index in batch] for shard in shards for batch in shard)) as rows_made:
+                for shard in shards:
+                    kept: dict[int, Features] = {}
+                    stop: ValueError | None = None
+                    try:
+                        for batch in shard:
+                            for index, row in zip(batch, rows_made, strict=False):
+                                if fault := fault_of(row):
+                                    broken[row.prompt_id] = fault
+                                else:  # a row that stays on the device would keep its whole batch there
+                                    kept[index] = dataclasses.replace(row, taps=row.taps.cpu(), last=row.last.cpu())
+                            done += sum(lengths[index] for index in batch)
+                            padded += sum(lengths[index] for index in batch) if config.capture.servers else padded_tokens(lengths, batch)
+                            bar.at(done, f"{need * done / total / 1e9:.2f} GB, {1 - done / padded:.1%} padding")
+                    except ValueError as error:  # of a server: what it gave before is kept
+                        stop = error
+                    refuse_many_broken(broken, len(conversations))
+                    if kept:
+                        writer.add(split, [kept[i] for i in sorted(kept)], [wanted[mine[i].prompt_id] for i in sorted(kept)])
+                    if stop is not None:
+                        raise stop
     shorter = sum(len(row.input_ids) < len(whole.input_ids) for row, whole in pairs(rows, conversations))
     say(f"capture: {len(missing) - len(broken)} rows, {done} tokens, padding {1 - done / padded:.1%}; {shorter} cut at {header['max_length']} tokens")
     if left_out or broken:

@@ -1,4 +1,6 @@
-"""Asks servers for answers by token ids: several at a time, again or elsewhere where one fails. HTTP only, no torch.
+"""Asks servers of a target by token ids: several at a time, again or elsewhere where one fails. HTTP only, no torch.
+
+What is said to a server and made of its answer is a `Talk`: an answer as ids (`answer`), or hidden states (`states`).
 
 Nothing is sent anywhere but to the URLs given: no redirects, no proxies.
 """
@@ -7,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import httpx
 
 from specgraft.engines import llamacpp, sglang, vllm
-from specgraft.engines.wire import END, Ask, Reply, Unusable
+from specgraft.engines.wire import END, Ask, Failed, Reply, Unusable
 
 __all__ = ["Ask", "Pool", "Reply"]
 
@@ -22,14 +25,8 @@ ENGINES: dict[str, Any] = {"llamacpp": llamacpp, "vllm": vllm, "sglang": sglang}
 LATER = {408, 425, 429, 502, 503, 504}  # the server is busy, starting or behind something that is
 CONNECT = 10.0  # seconds
 LONGEST = 30.0  # seconds between two tries
-
-
-class Failed(Exception):
-    """One request failed in a way that another try may not. `server`: its fault, nothing else is sent there for a while."""
-
-    def __init__(self, why: str, server: bool) -> None:
-        super().__init__(why)
-        self.server = server
+HELD = 0.05  # seconds until one who is too far ahead looks again
+Send = Callable[[str, str, dict[str, Any] | None], Awaitable[dict[str, Any]]]  # method, path, body -> the JSON object that came
 
 
 @dataclass
@@ -51,12 +48,35 @@ class Job:
     ready: float = 0.0
     failed_at: set[str] = field(default_factory=set)
 
+    @property
+    def said(self) -> str:
+        """Its name, in front of what is said about it."""
+        return f"{self.ask.name}: " if self.ask.name else ""
+
+
+async def answer(send: Send, server: Server, ask: Ask) -> Reply:
+    """The target's answer to a prompt, up to one of its own end tokens or the limit."""
+    engine, ids = ENGINES[server.engine], list[int]()
+    while True:
+        path, body = engine.request(ask, server.model)
+        reply: Reply = engine.reply(ask, await send("POST", path, body))
+        ids += reply.ids
+        if reply.finish_reason in END:
+            return Reply(ids, reply.finish_reason)
+        # the engine stopped at an end token of its own, which is none of the target's: on from there
+        seed = None if ask.seed is None else ask.seed + len(reply.ids)
+        ask = replace(ask, ids=ask.ids + reply.ids, max_new_tokens=ask.max_new_tokens - len(reply.ids), seed=seed)
+
+
+Talk = Callable[[Send, Server, Ask], Awaitable[Any]]  # raises Failed where another try may help, Unusable where it would not
+
 
 class Pool:
     """Servers of one target, as one. `concurrency` requests at most are under way at each.
 
     A request that failed `retries` + 1 times, or as many failures in a row of every server, stop the run. `backoff`
     seconds lie between the first two tries, then twice as many: 1 + 2 + 4 for 3 retries, time for a restart.
+    `section` of the run file holds the keys that messages name.
     """
 
     def __init__(
@@ -67,6 +87,8 @@ class Pool:
         timeout: float = 300,
         retries: int = 3,
         backoff: float = 1.0,
+        talk: Talk = answer,
+        section: str = "regen",
     ) -> None:
         if engine != "auto" and engine not in ENGINES:
             raise ValueError(f"engine {engine!r} is unknown: use auto, {', '.join(ENGINES)}")
@@ -74,15 +96,15 @@ class Pool:
             raise ValueError("no server is given: name at least one URL, such as http://127.0.0.1:8000")
         self.urls = list(dict.fromkeys(base_url(url) for url in urls))
         self.engine, self.concurrency, self.timeout = engine, concurrency, timeout
-        self.retries, self.backoff = retries, backoff
+        self.retries, self.backoff, self.talk, self.section = retries, backoff, talk, section
 
-    def run(self, asks: Sequence[Ask], done: Callable[[int, Reply], None]) -> None:
+    def run(self, asks: Iterable[Ask], done: Callable[[int, Any], None], room: Callable[[int], bool] = lambda index: True) -> None:
         """Calls `done(index, reply)` in this thread, once for each ask, as they finish, in any order.
 
-        Raises ValueError in one line (server, last error, what to do), after all that was finished has been handed over.
+        No ask is given out before `room(index)` says so; it is asked again and again, and what it raises ends the run.
+        Raises ValueError in one line (server, request, last error, what to do), after all that was finished has been handed over.
         """
-        if asks:
-            asyncio.run(Round(self, asks, done).run())
+        asyncio.run(Round(self, asks, done, room).run())
 
     def wait(self, attempt: int) -> float:
         """Seconds behind the failed try number `attempt` (from 1)."""
@@ -92,15 +114,22 @@ class Pool:
 class Round:
     """One run of a pool: one loop gives out the asks, hears the replies and decides what is tried again."""
 
-    def __init__(self, pool: Pool, asks: Sequence[Ask], done: Callable[[int, Reply], None]) -> None:
-        self.pool, self.done = pool, done
+    def __init__(self, pool: Pool, asks: Iterable[Ask], done: Callable[[int, Any], None], room: Callable[[int], bool]) -> None:
+        self.pool, self.done, self.room = pool, done, room
         self.servers = [Server(url, pool.engine) for url in pool.urls]
-        self.fresh = [Job(index, ask) for index, ask in enumerate(asks)][::-1]
+        self.asks = enumerate(asks)
+        self.fresh: Job | None = None  # the next one that nobody was asked yet
+        self.held = False  # there is no room for it
         self.again: list[Job] = []
-        self.running: dict[asyncio.Task[Reply], tuple[Server, Job]] = {}
+        self.running: dict[asyncio.Task[Any], tuple[Server, Job]] = {}
         self.broken: str | None = None  # why nothing more is given out
 
+    def advance(self) -> None:
+        row = next(self.asks, None)
+        self.fresh = None if row is None else Job(*row)
+
     async def run(self) -> None:
+        self.advance()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.pool.concurrency * len(self.servers))
         timeout = httpx.Timeout(self.pool.timeout, connect=min(CONNECT, self.pool.timeout))
         async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, follow_redirects=False) as client:
@@ -117,13 +146,13 @@ class Round:
             raise ValueError(self.broken)
 
     def give_out(self, client: httpx.AsyncClient) -> None:
-        gave = True
+        gave, self.held = True, False
         while gave:  # one to each server in turn, so that few asks are spread
             gave = False
             for server in self.servers:
                 if (job := self.pick(server)) is not None:
                     server.running += 1
-                    self.running[asyncio.create_task(self.answer(client, server, job))] = (server, job)
+                    self.running[asyncio.create_task(self.ask(client, server, job))] = (server, job)
                     gave = True
 
     def pick(self, server: Server) -> Job | None:
@@ -136,13 +165,20 @@ class Round:
         for place, job in enumerate(self.again):
             if job.ready <= now and (server.url not in job.failed_at or not healthy - job.failed_at):
                 return self.again.pop(place)
-        return self.fresh.pop() if self.fresh else None
+        fresh = self.fresh
+        if fresh is None:
+            return None
+        if self.held or not self.room(fresh.index):
+            self.held = True
+            return None
+        self.advance()
+        return fresh
 
     async def hear(self) -> None:
         """Waits until a request ends or something may be tried again, and settles what ended."""
         now = time.monotonic()
         times = [job.ready for job in self.again] + [server.ready for server in self.servers if server.failures]
-        soonest = min((moment for moment in times if moment > now), default=now + 1.0)
+        soonest = min((moment for moment in [*times, *([now + HELD] if self.held else [])] if moment > now), default=now + 1.0)
         if not self.running:
             await asyncio.sleep(soonest - now)
             return
@@ -155,7 +191,7 @@ class Round:
             except Failed as error:
                 self.failed(server, job, error)
             except Unusable as error:
-                self.broken = self.broken or f"{server.url}: {error}"
+                self.broken = self.broken or f"{server.url}: {job.said}{error}"
             else:
                 server.failures, server.ready = 0, 0.0
                 self.done(job.index, reply)
@@ -174,26 +210,17 @@ class Round:
             self.again.append(job)
         elif not self.broken:
             tries = max(job.tries, gone)
-            self.broken = f"{server.url}: {error} ({tries} tries); see to the server and start again: what was answered is kept"
+            self.broken = f"{server.url}: {job.said}{error} ({tries} tries); see to the server and start again: what was answered is kept"
 
-    async def answer(self, client: httpx.AsyncClient, server: Server, job: Job) -> Reply:
+    async def ask(self, client: httpx.AsyncClient, server: Server, job: Job) -> Any:
         if not server.met:
             await self.meet(client, server)
-        engine, ask, ids = ENGINES[server.engine], job.ask, list[int]()
-        while True:
-            path, body = engine.request(ask, server.model)
-            reply: Reply = engine.reply(ask, await self.send(client, "POST", server.url + path, body))
-            ids += reply.ids
-            if reply.finish_reason in END:
-                return Reply(ids, reply.finish_reason)
-            # the engine stopped at an end token of its own, which is none of the target's: on from there
-            seed = None if ask.seed is None else ask.seed + len(reply.ids)
-            ask = replace(ask, ids=ask.ids + reply.ids, max_new_tokens=ask.max_new_tokens - len(reply.ids), seed=seed)
+        return await self.pool.talk(partial(self.send, client, server), server, job.ask)
 
     async def meet(self, client: httpx.AsyncClient, server: Server) -> None:
         """Asks a server what it is and what it calls its model; all three engines answer at /v1/models."""
         try:
-            answer = await self.send(client, "GET", server.url + "/v1/models", None)
+            answer = await self.send(client, server, "GET", "/v1/models", None)
         except Unusable:
             raise Unusable(f"this is no server of {', '.join(ENGINES)} (it knows no /v1/models): check the URL") from None
         rows = answer.get("data")
@@ -201,17 +228,17 @@ class Round:
         engine = str(row.get("owned_by", ""))
         if server.engine == "auto":
             if engine not in ENGINES:
-                raise Unusable(f"this is none of {', '.join(ENGINES)} (owner of its model: {engine[:40]!r}): set regen.engine")
+                raise Unusable(f"this is none of {', '.join(ENGINES)} (owner of its model: {engine[:40]!r}): set {self.pool.section}.engine")
             server.engine = engine
         elif engine in ENGINES and engine != server.engine:
-            raise Unusable(f"this is {engine}, not {server.engine}: set regen.engine=\"{engine}\" or \"auto\"")
+            raise Unusable(f"this is {engine}, not {server.engine}: set {self.pool.section}.engine=\"{engine}\" or \"auto\"")
         server.model, server.met = str(row.get("id", "")), True
 
-    async def send(self, client: httpx.AsyncClient, method: str, url: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    async def send(self, client: httpx.AsyncClient, server: Server, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         """One exchange. Raises Failed where another try may help, Unusable where it would not."""
         try:
             async with asyncio.timeout(self.pool.timeout):
-                response = await client.request(method, url, json=body)
+                response = await client.request(method, server.url + path, json=body)
         except (httpx.TimeoutException, TimeoutError):
             raise Failed(f"no answer within {self.pool.timeout:g} s", server=True) from None
         except httpx.TransportError as error:

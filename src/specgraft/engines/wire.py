@@ -20,6 +20,7 @@ class Ask:
     top_k: int = 0  # 0: no limit
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()  # the target's end tokens: the first of them ends the answer
+    name: str = ""  # what messages about it say
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,14 @@ class Reply:
 
     ids: list[int]
     finish_reason: str
+
+
+class Failed(Exception):
+    """One request failed in a way that another try may not. `server`: its fault, nothing else is sent there for a while."""
+
+    def __init__(self, why: str, server: bool) -> None:
+        super().__init__(why)
+        self.server = server
 
 
 class Unusable(ValueError):
