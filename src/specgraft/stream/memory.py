@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -29,7 +29,9 @@ class MemoryStream(Generic[Item]):
         try:
             for item in source:
                 if not self._offer(item):
-                    return
+                    break
+            if isinstance(source, Generator):  # what works ahead behind it stops with it
+                source.close()
         except BaseException as error:  # handed over, not swallowed
             self._error = error
         self._offer(_END)

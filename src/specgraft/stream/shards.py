@@ -7,10 +7,10 @@ Legend: T tokens of one conversation, K taps, D hidden size.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from safetensors.torch import save_file
 from specgraft.records import Features
 from specgraft.run_dir import read_json, write_json
 from specgraft.stream import fp8
-from specgraft.targets.load import digest
+from specgraft.stream.folder_lock import exclusive
+from specgraft.stream.source import BadRows, rows_digest
+from specgraft.targets.text import digest
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -32,7 +34,10 @@ STATED = ("taps", "last")  # tensors of states; in fp8 each has a `_scale`
 
 
 class ShardWriter:
-    """Adds shards to a folder. The manifest is rewritten after each shard, so a kill leaves whole shards only."""
+    """Adds shards to a folder. The manifest is rewritten after each shard, so a kill leaves whole shards only.
+
+    Several processes may write into one folder: each takes its turn (`folder_lock`) and reads what the others added.
+    """
 
     def __init__(self, folder: Path, header: dict[str, Any]) -> None:
         """`header` is what all shards of the folder share: identity of the target, taps, dtype ("fp8": codes and scales).
@@ -51,8 +56,9 @@ class ShardWriter:
                     f"{folder}: holds features with another `{odd.key}`{odd.parts}; use another run.name, or delete that folder"
                 )
             self.manifest = before
-        for stale in folder.glob(".*.tmp"):
-            stale.unlink()
+        with exclusive(folder):
+            for stale in folder.glob(".*.tmp"):
+                stale.unlink()
 
     @property
     def digests(self) -> dict[str, str]:
@@ -64,9 +70,6 @@ class ShardWriter:
 
         Raises ValueError naming the folder when the disk refuses.
         """
-        number = sum(shard["split"] == split for shard in self.manifest["shards"])
-        path = self.folder / f"{split}-{number:05d}.safetensors"
-        temporary = self.folder / f".{path.name}.tmp"
         tensors = {
             "input_ids": torch.cat([row.input_ids for row in rows]).to(torch.int32),
             "loss_mask": torch.cat([row.loss_mask for row in rows]),
@@ -74,22 +77,39 @@ class ShardWriter:
             "last": torch.cat([row.last.cpu() for row in rows]),
         }
         errors = coded(tensors) if self.header.get("dtype") == "fp8" else {}
+        self._write(split, tensors, [row.prompt_id for row in rows], [len(row.input_ids) for row in rows], digests, errors)
+
+    def add_coded(self, split: str, rows: Sequence[tuple[str, Mapping[str, torch.Tensor]]], digests: Sequence[str]) -> None:
+        """As `add`, of rows whose states have the form of the shards already (`wire`): id and tensors by name."""
+        names = list(rows[0][1])
+        tensors = {name: torch.cat([tensors[name] for _, tensors in rows]) for name in names}
+        self._write(split, tensors, [name for name, _ in rows], [len(tensors["input_ids"]) for _, tensors in rows], digests, {})
+
+    def _write(
+        self, split: str, tensors: dict[str, torch.Tensor], names: list[str], lengths: list[int], digests: Sequence[str],
+        errors: dict[str, Any],
+    ) -> None:  # fmt: skip
         entries = [
-            {"prompt_id": row.prompt_id, "tokens": len(row.input_ids), "digest": value}
-            for row, value in zip(rows, digests, strict=True)
+            {"prompt_id": name, "tokens": tokens, "digest": value} for name, tokens, value in zip(names, lengths, digests, strict=True)
         ]
-        own = {**self.header, "split": split, "rows": entries}
-        try:
-            save_file(tensors, temporary, metadata={KEY: json.dumps(own, ensure_ascii=False)})
-            check = digest(temporary)
-            temporary.replace(path)
-        except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise ValueError(f"{self.folder}: shard could not be written ({reason}); free space or set run.root") from None
-        shard = {"file": path.name, "split": split, "sha256": check, "bytes": os.path.getsize(path), **errors, "rows": entries}
-        self.manifest["shards"].append(shard)
-        write_json(self.folder / MANIFEST, self.manifest)
+        with exclusive(self.folder):
+            if (self.folder / MANIFEST).exists():
+                self.manifest = read_json(self.folder / MANIFEST)
+            number = sum(shard["split"] == split for shard in self.manifest["shards"])
+            path = self.folder / f"{split}-{number:05d}.safetensors"
+            temporary = self.folder / f".{path.name}.tmp"
+            own = {**self.header, "split": split, "rows": entries}
+            try:
+                save_file(tensors, temporary, metadata={KEY: json.dumps(own, ensure_ascii=False)})
+                check = digest(temporary)
+                temporary.replace(path)
+            except (OSError, SafetensorError) as error:
+                temporary.unlink(missing_ok=True)
+                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+                raise ValueError(f"{self.folder}: shard could not be written ({reason}); free space or set run.root") from None
+            shard = {"file": path.name, "split": split, "sha256": check, "bytes": os.path.getsize(path), **errors, "rows": entries}
+            self.manifest["shards"].append(shard)
+            write_json(self.folder / MANIFEST, self.manifest)
 
     def note(self, **facts: Any) -> None:
         """Adds facts about the whole capture to the manifest, such as the rows that were left out."""
@@ -109,9 +129,19 @@ def coded(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 class ShardReader:
-    """Reads Features of one split by index, in the target's dtype. A shard is compared with its checksum when it is first opened."""
+    """Reads Features of one split by index, in the target's dtype. A shard is compared with its checksum when it is first opened.
 
-    def __init__(self, folder: Path, split: str, expect: dict[str, Any] | None = None, keep: Mapping[str, str] | None = None) -> None:
+    It is the source (`stream.source`) of the medium "disk".
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        expect: dict[str, Any] | None = None,
+        keep: Mapping[str, str] | None = None,
+        bad_rows: str = "stop",
+    ) -> None:
         """`expect` holds manifest fields that must agree (target, taps, dtype, ...); `keep` limits the rows to these prompts,
         in their order, and gives the digest of each one's ids.
 
@@ -143,6 +173,8 @@ class ShardReader:
             place = {prompt_id: number for number, prompt_id in enumerate(keep)}
             self.index.sort(key=lambda row: place[row[2]])
         self._open: dict[int, Any] = {}
+        self._bad = BadRows(bad_rows, len(self.index))
+        self._waited = 0.0
 
     def __len__(self) -> int:
         return len(self.index)
@@ -151,13 +183,31 @@ class ShardReader:
     def lengths(self) -> list[int]:
         return [tokens for *_, tokens in self.index]
 
+    @property
+    def ids(self) -> list[str]:
+        return [prompt_id for _, _, prompt_id, _ in self.index]
+
     def digest(self) -> str:
         """Of the target, the dtype and the rows in their order: other text or another target gives another digest."""
-        rows = [prompt_id for _, _, prompt_id, _ in self.index]
         stored = {row["prompt_id"]: row["digest"] for shard in self.manifest["shards"] for row in shard["rows"]}
-        head = [self.manifest["target"]["weights"], *(["fp8"] if self.dtype else [])]
-        text = "|".join([*head, *(f"{name}:{stored[name]}" for name in rows)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return rows_digest(self.manifest, [(name, stored[name]) for name in self.ids])
+
+    def rows(self, order: Iterable[int]) -> Iterator[Features | None]:
+        """These rows in this order. A row of a damaged shard: ValueError naming the shard, or None where bad rows are skipped."""
+        for index in order:
+            began = time.monotonic()
+            try:
+                row: Features | None = self[index]
+            except ValueError as error:
+                self._bad(self.index[index][2], str(error))
+                row = None
+            self._waited += time.monotonic() - began
+            yield row
+
+    def facts(self) -> dict[str, float]:
+        """Nothing is made, or held, ahead of the trainer: the time spent reading is all there is."""
+        waited, self._waited = self._waited, 0.0
+        return {"wait_seconds": waited, "skipped": float(len(self._bad.found))}
 
     def __getitem__(self, item: int) -> Features:
         number, first, prompt_id, tokens = self.index[item]

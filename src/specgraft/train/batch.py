@@ -6,6 +6,9 @@ Legend: B rows, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import lru_cache
+from itertools import chain
 
 import torch
 
@@ -13,7 +16,7 @@ from specgraft.distill.anchors import branch_anchors, branch_points, choose_anch
 from specgraft.distill.batch import Batch
 from specgraft.drafters.drafter import Texts
 from specgraft.records import Features
-from specgraft.stream.shards import ShardReader
+from specgraft.stream.source import Source
 from specgraft.train.packing import pack
 
 
@@ -30,9 +33,15 @@ def step_rows(count: int, rows: int, seed: int, step: int) -> list[int]:
     for place in range(first, first + rows):
         epoch, within = divmod(place, count)
         if not chosen or within == 0 or place == first:
-            order = torch.randperm(count, generator=step_generator(seed, epoch, "order"))
+            order = epoch_order(count, seed, epoch)
         chosen.append(int(order[within]))
     return chosen
+
+
+@lru_cache(maxsize=2)  # a step may span two
+def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """A permutation [count] that belongs to the epoch."""
+    return torch.randperm(count, generator=step_generator(seed, epoch, "order"))
 
 
 def collate(
@@ -72,10 +81,15 @@ def collate(
 
 
 def step_batches(
-    reader: ShardReader, rows: int, anchors: int, draft_tokens: int, max_length: int, seed: int, first: int, stop: int,
+    source: Source, rows: int, anchors: int, draft_tokens: int, max_length: int, seed: int, first: int, stop: int,
     device: torch.device, row_tokens: int = 0, end_ids: Sequence[int] | None = None,
 ) -> Iterator[Batch]:  # fmt: skip
-    """Batches of steps `first` .. `stop`-1; `end_ids` as in `collate`."""
-    for step in range(first, stop):
-        chosen = [reader[index] for index in step_rows(len(reader), rows, seed, step)]
-        yield collate(chosen, anchors, draft_tokens, max_length, step_generator(seed, step, "anchors"), device, row_tokens, end_ids)
+    """Batches of steps `first` .. `stop`-1; `end_ids` as in `collate`. Raises ValueError for a step of which no row is left."""
+    count = len(source.ids)
+    order = chain.from_iterable(step_rows(count, rows, seed, step) for step in range(first, stop))
+    with closing(source.rows(order)) as found:  # type: ignore[type-var]  # what is left running behind it stops
+        for step in range(first, stop):
+            chosen = [row for row in (next(found) for _ in range(rows)) if row is not None]
+            if not chosen:
+                raise ValueError(f"train: all {rows} rows of step {step + 1} were left out as bad; set stream.bad_rows=\"stop\" to see why")
+            yield collate(chosen, anchors, draft_tokens, max_length, step_generator(seed, step, "anchors"), device, row_tokens, end_ids)

@@ -22,6 +22,7 @@ from specgraft.records import Conversation, ids_digest
 from specgraft.run_dir import RunDir
 from specgraft.stream.memory import MemoryStream
 from specgraft.stream.shards import ShardReader
+from specgraft.stream.source import Open, Source
 from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_batches, step_generator
 from specgraft.train.checkpoint import checkpoints, restore, save
@@ -35,14 +36,16 @@ if TYPE_CHECKING:
 Step = Callable[[Batch, int], Outcome]  # a batch and its step, counted from 0
 
 
-def train_settings(config: RunConfig, reader: ShardReader) -> dict[str, Any]:
+def train_settings(config: RunConfig, source: Source, taps: Sequence[int]) -> dict[str, Any]:
     """What the weights depend on; a checkpoint of other settings is refused."""
     loop = {"checkpoint_every", "keep", "validate_every", "validate_rows"}
     found: dict[str, Any] = {"run.seed": config.run.seed}
     for section, skip in (("drafters", set()), ("distill", set()), ("train", loop)):
         values = getattr(config, section).model_dump(mode="json")
         found |= {f"{section}.{key}": value for key, value in values.items() if key not in skip}
-    found["features"] = {"tokens": sum(reader.lengths), "taps": reader.manifest["taps"], "digest": reader.digest()}
+    part = config.stream  # what it says of media and producers changes no weight
+    found |= {f"stream.{key}": value for key, value, plain in (("group", part.group, 1), ("staleness", part.staleness, 0)) if value != plain}
+    found["features"] = {"tokens": sum(source.lengths), "taps": list(taps), "digest": source.digest()}
     return found
 
 
@@ -53,30 +56,32 @@ def train(
     header: dict[str, Any],
     conversations: Sequence[Conversation],
     score: Scorer | None = None,
+    opened: Open | None = None,
 ) -> None:
     """Trains until `train.steps`, going on from the newest checkpoint. Raises ValueError, in one line, for what stops it.
 
     `score` gives the target's states on branches (`distill.slots`); None: `target` does, in this process.
+    `opened` gives the features of a split (`stream.source`); None: the shards of the run.
     """
     part = config.train
     splits = {
         split: {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split} for split in ("train", "heldout")
     }
-    reader = ShardReader(run.features, "train", header, keep=splits["train"])
-    held_out = ShardReader(run.features, "heldout", header, keep=splits["heldout"])
+    opened = opened or (lambda split, keep: ShardReader(run.features, split, header, keep, config.stream.bad_rows))
+    source, held_out = opened("train", splits["train"]), opened("heldout", splits["heldout"])
     refuse_nothing_to_learn(part.max_length, [c for c in conversations if c.split == "train"], 1 if config.distill.origin == "branches" else 2)
     found = checkpoints(run.checkpoints)
     drafter = new_drafter(config, target, header["taps"], conversations, start=not found)
     shared = Shared.of(target, mask_token(config, target))
     optimizer = Optimizer(drafter, part)
-    settings = train_settings(config, reader)
+    settings = train_settings(config, source, header["taps"])
     options = settle(config.distill, target.device, part.steps)
     first = restore(found[-1], drafter, optimizer, settings) if found else 0
     if first >= part.steps:
         return
     metrics = Metrics(run.metrics, first or -1)  # from the start: none of an earlier try's rows, step 0 included
     batches = step_batches(
-        reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device,
+        source, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device,
         part.row_tokens if part.packing == "rows" else 0, target.end_ids if options.origin == "branches" else None,
     )  # fmt: skip
     learn = learner(config, options, target, drafter, shared, score)
@@ -167,12 +172,12 @@ def summary(outcome: Outcome, seconds: float = 0.0) -> dict[str, Any]:
 
 
 def report_validation(
-    config: RunConfig, drafter: Drafter, shared: Shared, reader: ShardReader, metrics: Metrics, step: int, bar: Bar
+    config: RunConfig, drafter: Drafter, shared: Shared, source: Source, metrics: Metrics, step: int, bar: Bar
 ) -> None:
     """Adds a `validate` row: survival of greedy hits on held-out answers (greedy text), anchors drawn uniformly."""
     part = config.train
-    count = min(part.validate_rows, len(reader))
-    rows = [reader[index] for index in range(count)]
+    rows = [row for row in source.rows(range(min(part.validate_rows, len(source.ids)))) if row is not None]
+    count = len(rows)
     values, masks = [], []
     for start in range(0, count, part.rows):
         generator = step_generator(config.run.seed, start, "anchors")
