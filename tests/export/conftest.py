@@ -70,3 +70,22 @@ def made(tmp_path: Path) -> Callable[..., Made]:
         return Made(tmp_path, drafter_of(**changes), validate({"export": export or {}}, "test"))
 
     return build_run
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What SGLang's own code says of all folders of `sglang_cases`, asked once in a process of its own."""
+    from sglang_ask import ask_all, where
+
+    try:
+        python_path = where()
+    except ValueError as error:
+        pytest.skip(str(error))
+
+    def exported(root: Path, **shape: Any) -> Path:
+        from specgraft.export.stage import export
+
+        made = Made(root, drafter_of(**shape), validate({"export": {"to": "sglang"}}, "test"))
+        return export(made.config, made.run, made.checkpoint)
+
+    return ask_all(tmp_path_factory.mktemp("sglang"), drafter_of, exported, python_path)

@@ -1,7 +1,8 @@
-"""Loads an exported folder with SGLang's own model class on the CPU, and runs its block; prints one JSON object.
+"""Asks SGLang's own code on the CPU about exported folders and targets, one job after the other; prints one JSON object.
 
 Run as a script: it replaces what SGLang needs a GPU or a server for by stubs, so it must not share a process with tests.
-Usage: sglang_load.py EXPORT_FOLDER TENSORS.safetensors (taps [T,K*D], states [G,D]); modules come from PYTHONPATH.
+Usage: sglang_load.py JOBS.json, a list of objects with `name`, `do` (a function of sglang_model) and what that reads; modules come from
+PYTHONPATH. Answers by name: what the job returns, or {"error": ..} with the exception that SGLang raised.
 """
 
 from __future__ import annotations
@@ -10,14 +11,11 @@ import importlib.machinery
 import importlib.util
 import json
 import logging
-import os
 import sys
+import traceback
 import types
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
-
-os.environ.setdefault("SGLANG_RAGGED_VERIFY_MODE", "cap-accept")  # the mode that builds the confidence head
 
 STUBS = (
     "pybase64 triton starlette zmq tvm_ffi torchvision IPython gguf vllm fastapi uvicorn uvloop aiohttp sgl_kernel "
@@ -102,7 +100,12 @@ def bare_sglang() -> None:
     raise SystemExit("no sglang on PYTHONPATH")
 
 
-def main(folder: Path, inputs: Path) -> dict[str, Any]:
+def plain(value: Any) -> Any:
+    """Tensors as lists, which JSON carries without loss."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def main(jobs: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
     from transformers import AutoConfig, AutoProcessor, PreTrainedModel, PreTrainedTokenizerFast  # noqa: F401
 
@@ -110,67 +113,22 @@ def main(folder: Path, inputs: Path) -> dict[str, Any]:
     sys.meta_path.append(Finder)  # type: ignore[arg-type]
     bare_sglang()
     torch.compile = lambda model=None, **kwargs: model if model is not None else (lambda function: function)  # type: ignore[assignment]
+    import sglang_model
     from safetensors.torch import load_file
-    from sglang.srt.models.dspark import Qwen3DSparkModel
-    from sglang.srt.runtime_context import get_parallel
 
-    config = AutoConfig.from_pretrained(folder)
-    file = load_file(folder / "model.safetensors")
-    given = load_file(inputs)
-    group = MagicMock(world_size=1, rank=0, rank_in_group=0, local_rank=0)
-    with get_parallel().override(tp_size=1, tp_rank=0, tp_group=group), torch.no_grad():
-        model = Qwen3DSparkModel(config=config).to(torch.float32)
-        for parameter in model.parameters():
-            parameter.data.fill_(float("nan"))
-        model.load_weights((name, tensor.float()) for name, tensor in file.items())
-        unloaded = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
-        hidden = block(model, given["taps"], given["states"])
-        previous = torch.tensor([5])
-        embedded = model.markov_head.get_prev_embeddings(previous)
-        confidence = model.confidence_head(hidden[:1], embedded)
-    return {
-        "unloaded": unloaded,
-        "gamma": model.gamma,
-        "sample_from_anchor": model.sample_from_anchor,
-        "attention": sorted({str(layer.self_attn.attn.attn_type) for layer in model.layers}),
-        "hidden": hidden.tolist(),
-        "confidence": float(confidence[0]),
-    }
-
-
-def block(model: Any, taps: Any, states: Any) -> Any:
-    """SGLang's forward with its paged attention replaced by plain attention over stored context and block."""
-    import torch
-
-    length = len(taps)
-    context = model.project_target_hidden(taps)
-    for layer in model.layers:
-        own = layer.self_attn
-        key, value = own.kv_proj_only(context)
-        key = own.apply_k_rope(torch.arange(length), own.apply_k_norm(key))
-        keys, values = (x.reshape(length, own.num_kv_heads, own.head_dim) for x in (key, value))
-
-        def attend(
-            q: Any, k: Any, v: Any, *args: Any, keys: Any = keys, values: Any = values, own: Any = own, **kwargs: Any
-        ) -> Any:
-            q, k, v = (x.reshape(len(states), -1, own.head_dim) for x in (q, k, v))
-            k, v = torch.cat([keys, k]), torch.cat([values, v])
-            out = torch.nn.functional.scaled_dot_product_attention(
-                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], enable_gqa=True
-            )
-            return out[0].transpose(0, 1).reshape(len(states), -1)
-
-        attend.attn_type = own.attn.attn_type  # type: ignore[attr-defined]
-        own.attn = None
-        object.__setattr__(own, "attn", attend)
-        own.__dict__["attn"] = attend
-        own._modules.pop("attn", None)
-    positions = length + torch.arange(len(states))
-    ids = torch.zeros(len(states), dtype=torch.long)
-    out = model(ids, positions, None, input_embeds=states)
-    return getattr(out, "hidden_states", out)
+    answers = {}
+    with sglang_model.one_process(Path(jobs[0]["folder"])):
+        for job in jobs:
+            try:
+                given = load_file(job["inputs"]) if "inputs" in job else {}
+                found = getattr(sglang_model, job["do"])(job, given)
+                answers[job["name"]] = {key: plain(value) for key, value in found.items()}
+            except Exception as error:  # what SGLang says of a folder is the answer
+                answers[job["name"]] = {"error": f"{type(error).__name__}: {error}"}
+                traceback.print_exc()
+    return answers
 
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))
+    print(json.dumps(main(json.loads(Path(sys.argv[1]).read_text()))))

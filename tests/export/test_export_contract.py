@@ -259,7 +259,6 @@ def test_gate_sees_other_weights(made, name):
         ({"target_layers": 9}, {}, "number of target layers 9: the target's is 8"),
         ({}, {"dtype": "float32"}, 'use export.dtype="bfloat16"'),
         ({"kind": "mtp", "markov_rank": 0, "confidence": False}, {}, "drafters.kind='mtp': engines load dspark, dflash, dflash2"),
-        ({"confidence": False}, {}, "drafters.confidence=false: SGLang's confidence schedules need the head"),
         ({"block_causal": True}, {"to": "vllm"}, "vLLM reads other keys for them"),
         ({"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16}, {"to": "vllm"}, "vLLM reads other keys"),
         ({"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 16}, {"to": "llamacpp"}, "window was never compared"),

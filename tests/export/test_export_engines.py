@@ -26,7 +26,7 @@ FORMS = {
     "rnn": {"markov_head": "rnn"}, "sliding": SLIDING, "causal": {"block_causal": True}, "sliding dflash": DFLASH | SLIDING,
 }  # fmt: skip
 SERVED = {
-    "sglang": {"dspark", "dflash", "dflash2", "gated", "rnn", "sliding", "causal", "sliding dflash"},
+    "sglang": {"dspark", "no confidence", "dflash", "dflash2", "gated", "rnn", "sliding", "causal", "sliding dflash"},
     "vllm": {"dspark", "no confidence", "dflash", "dflash2"},
     "llamacpp": {"dspark", "no confidence", "dflash", "dflash2", "causal"},
     "hf": set(FORMS),
@@ -229,6 +229,7 @@ def test_commonest_ids_by_hand():
         ("sglang", "dflash", "solar_open", "sglang hands out no hidden states of a solar_open target: use export.to='vllm' or 'hf'"),
         ("sglang", "dflash", "kimi_linear", "sglang hands out"),
         ("sglang", "dspark", "kimi_linear", ""),
+        ("sglang", "dspark", "gemma4", "sglang multiplies a gemma4 target's embeddings before a drafter reads them"),
         ("sglang", "dspark", "qwen4_exp", "use export.to='llamacpp' or 'vllm' or 'hf'"),
         ("llamacpp", "dspark", "qwen2", "use export.to='vllm' or 'hf'"),
         ("llamacpp", "dspark", "llama", ""),

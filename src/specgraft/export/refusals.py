@@ -73,8 +73,6 @@ def _sglang(c: DrafterConfig, dtype: str) -> str:
         return _last_layer(c, "SGLang")
     if dtype == "float32":
         return 'export.dtype="float32": SGLang would cast it to float16; use export.dtype="bfloat16", or export.to="hf"'
-    if c.kind == "dspark" and not c.confidence:
-        return "drafters.confidence=false: SGLang's confidence schedules need the head; train with drafters.confidence=true"
     if c.kind == "dspark" and c.markov_rank < 1:
         return f"drafters.markov_rank={c.markov_rank}: SGLang needs at least 1; train with drafters.markov_rank=1 or more"
     return ""
