@@ -30,6 +30,8 @@ class StubServer:
     ids            False: answers without token ids
     keep_end       False: the end token is left out, as an engine may do that trims it
     finish_reason  sent in place of the true one
+    states         a function of the prompt's ids: what the answer holds besides, such as where hidden states are
+    info           what SGLang says of its settings
     asked          prompts in the order in which they came; `bodies` the whole requests; `most` answered at one time
     """
 
@@ -45,11 +47,14 @@ class StubServer:
         ids: bool = True,
         keep_end: bool = True,
         finish_reason: str = "",
+        states: Callable[[list[int]], dict[str, Any]] | None = None,
+        info: dict[str, Any] | None = None,
         port: int = 0,
     ) -> None:
         self.engine, self.answer, self.stop_ids = engine, answer, set(stop_ids)
         self.kill_after, self.delay, self.errors = kill_after, delay, errors or {}
         self.ids, self.keep_end, self.finish_reason, self.port = ids, keep_end, finish_reason, port
+        self.states, self.info = states, info
         self.asked: list[list[int]] = []
         self.bodies: list[dict[str, Any]] = []
         self.most = self.now = 0
@@ -83,6 +88,10 @@ class StubServer:
 
     def body_of(self, asked: dict[str, Any], prompt: list[int], limit: int) -> dict[str, Any]:
         """What the engine sends for one request."""
+        if self.states is not None:
+            more = self.states(prompt)
+            choice = {"index": 0, "text": "t", "finish_reason": "length", "token_ids": [7], "prompt_token_ids": prompt}
+            return {"choices": [choice], **more} if self.engine == "vllm" else {"output_ids": [7], "prompt_token_ids": prompt, **more}
         wanted, out, stopped = list(self.answer(prompt)), [], None
         stops = self.stop_ids | set(asked.get("stop_token_ids") or asked.get("sampling_params", {}).get("stop_token_ids") or ())
         for token in wanted[:limit]:
@@ -130,6 +139,8 @@ def _handler(stub: StubServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if self.path == "/v1/models":
                 self.send(200, {"object": "list", "data": [{"id": "target", "owned_by": stub.engine}]})
+            elif self.path == "/server_info" and stub.info is not None:
+                self.send(200, stub.info)
             elif self.path == "/health":
                 self.send(200, {"status": "ok"})
             else:

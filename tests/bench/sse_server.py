@@ -51,6 +51,12 @@ class SseServer:
                     self.end_headers()
                     self.wfile.write(b'{"error": {"message": "out of memory"}}')
                     return
+                if not body.get("stream"):  # how near two next tokens are
+                    near = {"token_id:1": -0.700, "token_id:2": -0.705}
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.write(json.dumps({"choices": [{"logprobs": {"top_logprobs": [near]}}]}).encode())
+                    return
                 self.send_response(200)
                 self.send_header("content-type", "text/event-stream")
                 self.end_headers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 
 import pytest
@@ -97,8 +96,9 @@ def test_other_settings_are_refused(tmp_path):
         bench(plan(temperatures=[0.0], concurrency=[1], max_new_tokens=5), tmp_path, Servers())
 
 
-def test_texts_that_differ_are_counted(tmp_path):
-    servers = Servers()
+@pytest.mark.parametrize("alternate", [True, False])
+def test_texts_that_differ_are_counted_and_ties_are_told(tmp_path, alternate):
+    started = []
 
     class Other(Script):
         def pieces(self, body):
@@ -106,13 +106,16 @@ def test_texts_that_differ_are_counted(tmp_path):
 
     @contextmanager
     def launch(model, drafter, widest):
+        started.append(drafter)
         script = Other("vllm") if drafter else Script("vllm")
         with SseServer(script) as server:
             yield Served(server.url, "vllm", "m", 1000)
 
-    rows = bench(plan(temperatures=[0.0], concurrency=[1]), tmp_path, launch)["rows"]
-    assert rows[1]["lossless"]["differ"] == 4 and not servers.started
-    assert json.loads((tmp_path / "bench.json").read_text())["rows"][1]["lossless"]["ties"] == 0
+    what = plan(temperatures=[0.0], concurrency=[1], alternate=alternate)
+    rows = bench(what, tmp_path, launch)["rows"]
+    assert rows[1]["lossless"] == {"prompts": 4, "differ": 4, "ties": 4, "gaps": [pytest.approx(0.005)] * 4}
+    assert started == ["", "d.gguf"] + [""] * (not alternate)  # where only one fits, the plain one is started again
+    assert bench(what, tmp_path, launch)["rows"] == rows and len(started) == 3 - alternate
 
 
 def row(model: str, speedup: float, **more):

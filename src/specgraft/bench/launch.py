@@ -55,7 +55,7 @@ class Launcher:
                 how = {"method": "dspark" if kind == "dspark" else "dflash", "model": drafter, "num_speculative_tokens": count or size}
                 more = ["--speculative-config", json.dumps(how), "--per-request-spec-decode-metrics", "summary"]
             line = vllm.command(self.program, model, port, context=context, parallel=widest, dtype=self.dtype, more=more)
-            return line, vllm.environment()
+            return line, vllm.environment(threads=self.part.threads)
         if drafter:
             kind, size = _kind(drafter)
             more = ["--speculative-algorithm", "DSPARK" if kind == "dspark" else "DFLASH", "--speculative-draft-model-path", drafter]

@@ -1,4 +1,4 @@
-"""Small questions to a plain llama.cpp server: what a pass over w tokens costs, and how near two next tokens are. No torch.
+"""Small questions to a plain server: how near two next tokens are (llama.cpp, vLLM), what a pass over w tokens costs (llama.cpp). No torch.
 
 The pass over w tokens is a prompt whose first part is in the server's cache, so that exactly its last w tokens are computed.
 """
@@ -60,10 +60,19 @@ def best_length(survival: Sequence[float], step_ms: float, passes: dict[int, flo
 
 def gap(served: Served, ids: list[int], timeout: float) -> float | None:
     """Log-probability of the likeliest next token less that of the second; None where the server does not say."""
-    body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 2, "cache_prompt": False}
+    if served.engine == "vllm":
+        path, body = "/v1/completions", {"model": served.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 2}
+        body["return_tokens_as_token_ids"] = True  # two tokens may read alike
+    else:
+        path, body = "/completion", {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 2, "cache_prompt": False}
     with httpx.Client(timeout=timeout, trust_env=False) as client:
-        answer = client.post(served.url + "/completion", json=body)
+        answer = client.post(served.url + path, json=body)
     answer.raise_for_status()
+    if served.engine == "vllm":
+        choices = answer.json().get("choices") or [{}]
+        rows = (choices[0].get("logprobs") or {}).get("top_logprobs") or [{}]
+        top = sorted(rows[0].values(), reverse=True)
+        return float(top[0] - top[1]) if len(top) > 1 else None
     rows = answer.json().get("completion_probabilities") or []
     top = rows[0].get("top_logprobs") if rows else None
     return float(top[0]["logprob"] - top[1]["logprob"]) if top and len(top) > 1 else None

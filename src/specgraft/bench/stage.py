@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,9 @@ def bench(plan: Plan, folder: Path, launch: Launch) -> dict[str, Any]:
         for model in plan.models:
             for group in groups:
                 _measure(plan, folder, launch, model, group, bar)
+            if _want_probes(plan, folder, model):
+                with launch(plan.models[model], "", max(plan.part.concurrency)) as plain:
+                    _probe(plan, folder, model, plain)
     rows = rows_of(plan, folder)
     found = {"settings": marks, "suites": _suites(plan), "said": headline(rows), "rows": rows, "probes": _probes_of(plan, folder)}
     write_json(folder / "bench.json", found)
@@ -96,9 +99,7 @@ def _measure(plan: Plan, folder: Path, launch: Launch, model: str, group: Sequen
     """All cells of one model for the contenders that are up together."""
     missing = [cell for cell in plan.cells if not all(cell_path(folder, model, name, *cell).exists() for name in group)]
     bar.at(bar.done + (len(plan.cells) - len(missing)) * len(group) * plan.part.repeats * len(plan.items))
-    probes = folder / "cells" / f"{model}-probes.json"
-    want_probes = plan.part.engine == "llamacpp" and NONE in group and not probes.exists()
-    if not missing and not want_probes:
+    if not missing:
         return
     widest = max(plan.part.concurrency)
     with ExitStack() as stack:
@@ -106,8 +107,8 @@ def _measure(plan: Plan, folder: Path, launch: Launch, model: str, group: Sequen
         for temperature, width in missing:
             for name, cell in _cell(plan, served, temperature, width, bar).items():
                 write_json(cell_path(folder, model, name, temperature, width), cell)
-        if want_probes:
-            write_json(probes, _probe(plan, folder, model, served[NONE]))
+        if NONE in group and len(group) > 1 and _want_probes(plan, folder, model):
+            _probe(plan, folder, model, served[NONE])
 
 
 def _cell(plan: Plan, served: dict[str, Served], temperature: float, width: int, bar: Bar) -> dict[str, dict[str, Any]]:
@@ -146,22 +147,36 @@ def _counted(served: Served, timeout: float) -> Counters | None:
     return read_counters(served.engine, page.text) if page.status_code == 200 else None
 
 
-def _probe(plan: Plan, folder: Path, model: str, served: Served) -> dict[str, Any]:
-    """Pass times of the plain server, and how near the tokens were where greedy texts part."""
-    longest = max(plan.items, key=lambda item: len(item.ids)).ids
-    most = max((len(read_cell(folder, model, name, *cell).survival) for name in plan.drafters for cell in plan.cells), default=0)
-    widths = list(range(1, most + 2)) if most and len(longest) > most + 2 else []
-    passes = pass_ms(served, longest, widths, 5, plan.part.timeout) if widths else {}
-    gaps: dict[str, float | None] = {}
-    prompts = {(item.suite, item.id): item.ids for item in plan.items}
+def probes_path(folder: Path, model: str) -> Path:
+    return folder / "cells" / f"{model}-probes.json"
+
+
+def _want_probes(plan: Plan, folder: Path, model: str) -> bool:
+    """Whether a plain server has something to be asked that is not known yet: llama.cpp always, vLLM where texts part."""
+    if plan.part.engine == "sglang" or not plan.drafters or probes_path(folder, model).exists():
+        return False
+    return plan.part.engine == "llamacpp" or any(True for _ in _parted(plan, folder, model))
+
+
+def _parted(plan: Plan, folder: Path, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Key and place of every greedy text that is not the one without a drafter."""
     for name in plan.drafters:
         for temperature, width in plan.cells:
             if temperature == 0:
                 plain, spec = (read_cell(folder, model, who, temperature, width).answers for who in (NONE, name))
                 for row in same_text(spec, plain):
-                    key = f"{name}/c{width}/{row['suite']}/{row['id']}"
-                    gaps[key] = gap(served, prompts[row["suite"], row["id"]] + row["before"], plan.part.timeout)
-    return {"pass_ms": {str(width): value for width, value in passes.items()}, "gaps": gaps}
+                    yield f"{name}/c{width}/{row['suite']}/{row['id']}", row
+
+
+def _probe(plan: Plan, folder: Path, model: str, served: Served) -> None:
+    """Writes pass times of the plain server (llama.cpp), and how near the tokens were where greedy texts part."""
+    longest = max(plan.items, key=lambda item: len(item.ids)).ids
+    most = max((len(read_cell(folder, model, name, *cell).survival) for name in plan.drafters for cell in plan.cells), default=0)
+    widths = list(range(1, most + 2)) if most and len(longest) > most + 2 and served.engine == "llamacpp" else []
+    passes = pass_ms(served, longest, widths, 5, plan.part.timeout) if widths else {}
+    prompts = {(item.suite, item.id): item.ids for item in plan.items}
+    gaps = {key: gap(served, prompts[row["suite"], row["id"]] + row["before"], plan.part.timeout) for key, row in _parted(plan, folder, model)}
+    write_json(probes_path(folder, model), {"pass_ms": {str(width): value for width, value in passes.items()}, "gaps": gaps})
 
 
 @dataclass(frozen=True)
@@ -211,7 +226,7 @@ def rows_of(plan: Plan, folder: Path) -> list[dict[str, Any]]:
 
 
 def _read_probes(folder: Path, model: str) -> dict[str, Any]:
-    path = folder / "cells" / f"{model}-probes.json"
+    path = probes_path(folder, model)
     return read_json(path) if path.exists() else {}
 
 
