@@ -72,6 +72,8 @@ def test_behind_a_targets_own_states(sglang, kind, target, capsys):
     taps = own.forward(given["ids"][None], cache, (1, 3, 5)).taps
     assert taps is not None
     far = distance(taps_of(sglang, name).tolist(), taps[0].flatten(1))
+    with capsys.disabled():
+        print(f"\n{name}: target states {far:.1e}", end="")
     assert far <= CLOSE, far
     given["taps"] = taps[0].flatten(1).clone()
     compared(sglang, name, ours(rounded(sglang.drafters[name]), given), capsys)
