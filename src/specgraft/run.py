@@ -125,9 +125,23 @@ class Session:
         from specgraft.train.checkpoint import latest
         from specgraft.train.stage import train
 
-        with self.timed("train"):
-            train(self.config, self.run, self.target, self.header, self.conversations())
+        conversations = self.conversations()
+        if self.config.stream.medium == "disk":
+            with self.timed("train"):
+                train(self.config, self.run, self.target, self.header, conversations)
+        else:
+            self.train_live(conversations)
         return latest(self.run.checkpoints)
+
+    def train_live(self, conversations: list[Conversation]) -> None:
+        """Training on features that are made meanwhile; what capture checks before it writes is checked here."""
+        from specgraft.capture.feed import opened
+        from specgraft.train.stage import train
+
+        self.passed(self.token_gates(conversations) + self.capture_gates(conversations))
+        with self.timed("train"):
+            source = opened(self.config, self.run, self.target, self.header, conversations)
+            train(self.config, self.run, self.target, self.header, conversations, opened=source)
 
     def evaluate(self, checkpoint: Path | None = None) -> dict[str, Any]:
         prepare(self.config)

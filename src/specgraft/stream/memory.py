@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-_END = object()
-
 
 class MemoryStream(Generic[Item]):
-    """Runs `source` in a thread, at most `bound` items ahead. An error of the producer is raised at the consumer.
+    """Runs `source` in a thread, at most `bound` ahead: so many items, or whatever `size` counts (one item is always admitted).
 
-    Closing (or leaving the `with` block) stops the producer, also when it is blocked on a full queue.
+    An error of the producer is raised at the consumer, behind what it made before. Closing (or leaving the `with` block) stops the
+    producer, also when it is blocked on a full queue.
     """
 
-    def __init__(self, source: Iterable[Item], bound: int = 4) -> None:
-        self._queue: queue.Queue[object] = queue.Queue(maxsize=bound)
-        self._stop = threading.Event()
+    def __init__(self, source: Iterable[Item], bound: float = 4, size: Callable[[Item], float] = lambda item: 1) -> None:
+        self.bound, self.size = bound, size
+        self.held = self.peak = 0.0  # of `size`, waiting in the queue
+        self._items: deque[Item] = deque()
+        self._change = threading.Condition()
+        self._stop = self._ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._produce, args=(source,), daemon=True)
         self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def _produce(self, source: Iterable[Item]) -> None:
         try:
@@ -34,28 +39,40 @@ class MemoryStream(Generic[Item]):
                 source.close()
         except BaseException as error:  # handed over, not swallowed
             self._error = error
-        self._offer(_END)
+        with self._change:
+            self._ended = True
+            self._change.notify_all()
 
-    def _offer(self, item: object) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _offer(self, item: Item) -> bool:
+        size = self.size(item)
+        with self._change:
+            while not self._stop and self._items and self.held + size > self.bound:
+                self._change.wait()
+            if not self._stop:
+                self._items.append(item)
+                self.held += size
+                self.peak = max(self.peak, self.held)
+                self._change.notify_all()
+            return not self._stop
 
     def __iter__(self) -> Iterator[Item]:
         while True:
-            item = self._queue.get()
-            if item is _END:
-                if self._error is not None:
-                    raise self._error
-                return
-            yield item  # type: ignore[misc]
+            with self._change:
+                while not self._items and not self._ended:
+                    self._change.wait()
+                if not self._items:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                item = self._items.popleft()
+                self.held -= self.size(item)
+                self._change.notify_all()
+            yield item
 
     def close(self) -> None:
-        self._stop.set()
+        with self._change:
+            self._stop = True
+            self._change.notify_all()
         self._thread.join(timeout=10)
 
     def __enter__(self) -> MemoryStream[Item]:

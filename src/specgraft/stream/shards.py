@@ -23,6 +23,7 @@ from specgraft.records import Features
 from specgraft.run_dir import read_json, write_json
 from specgraft.stream import fp8
 from specgraft.stream.folder_lock import exclusive
+from specgraft.stream.parcels import STATED
 from specgraft.stream.source import BadRows, rows_digest
 from specgraft.targets.text import digest
 
@@ -30,7 +31,6 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 STATES = {"layer_ids": "output of layer i, pre-norm"}  # what the numbers are; a manifest that does not say so is refused
 KEY = "specgraft"  # of the shards' own metadata
-STATED = ("taps", "last")  # tensors of states; in fp8 each has a `_scale`
 
 
 class ShardWriter:
@@ -65,6 +65,18 @@ class ShardWriter:
         """Digest of the ids of every row there, by prompt id."""
         return {row["prompt_id"]: row["digest"] for shard in self.manifest["shards"] for row in shard["rows"]}
 
+    def read(self) -> list[dict[str, Any]]:
+        """The shards that are there now, those of other writers too."""
+        if (self.folder / MANIFEST).exists():
+            self.manifest = read_json(self.folder / MANIFEST)
+        shards: list[dict[str, Any]] = self.manifest["shards"]
+        return shards
+
+    def digests_now(self) -> dict[str, str]:
+        """`digests`, those of other writers too."""
+        self.read()
+        return self.digests
+
     def add(self, split: str, rows: Sequence[Features], digests: Sequence[str]) -> None:
         """Writes one shard: to a temporary name, then renamed, then entered in the manifest.
 
@@ -93,9 +105,7 @@ class ShardWriter:
             {"prompt_id": name, "tokens": tokens, "digest": value} for name, tokens, value in zip(names, lengths, digests, strict=True)
         ]
         with exclusive(self.folder):
-            if (self.folder / MANIFEST).exists():
-                self.manifest = read_json(self.folder / MANIFEST)
-            number = sum(shard["split"] == split for shard in self.manifest["shards"])
+            number = sum(shard["split"] == split for shard in self.read())
             path = self.folder / f"{split}-{number:05d}.safetensors"
             temporary = self.folder / f".{path.name}.tmp"
             own = {**self.header, "split": split, "rows": entries}
@@ -203,6 +213,11 @@ class ShardReader:
                 row = None
             self._waited += time.monotonic() - began
             yield row
+
+    def take_over(self, before: ShardReader | None) -> None:
+        """The open shards, and what was counted, of a reader of this folder from when it held fewer."""
+        if before is not None:
+            self._open, self._bad, self._waited = before._open, before._bad, before._waited
 
     def facts(self) -> dict[str, float]:
         """Nothing is made, or held, ahead of the trainer: the time spent reading is all there is."""

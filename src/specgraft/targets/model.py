@@ -5,6 +5,7 @@ Legend: B batch, W new tokens, K taps, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class Target:
         self.dtype: torch.dtype = self.head.weight.dtype
         self.end_ids = end_ids(model, tokenizer)
         self.context = text.context_of(model.config)
+        self._turn = threading.RLock()  # a thread may make features while another scores branches
         self._work = Current()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, torch.Tensor] = {}
@@ -78,10 +80,11 @@ class Target:
 
     def lean(self) -> lean.Lean | None:
         """The lean pass, compared with `run` when it is first asked for and when weights have changed; None where there is none."""
-        if not self._tried or (self._lean is not None and not self._lean.current):
-            self._tried, self._lean = True, None
-            self._lean = lean.of(self.model, self._own)
-        return self._lean
+        with self._turn:
+            if not self._tried or (self._lean is not None and not self._lean.current):
+                self._tried, self._lean = True, None
+                self._lean = lean.of(self.model, self._own)
+            return self._lean
 
     def _own(self, ids: torch.Tensor) -> torch.Tensor:
         """Last states [B, W, D] of texts ids [B, W] by the model's own pass."""
@@ -123,8 +126,9 @@ class Target:
         self, ids: torch.Tensor, places: Places, cache: StaticCache, taps: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         self._refuse(taps)
-        assert self._lean is not None, "this cache is another target's"
-        return self._lean.run(ids, places, cache, taps)
+        with self._turn:
+            assert self._lean is not None, "this cache is another target's"
+            return self._lean.run(ids, places, cache, taps)
 
     def _refuse(self, taps: Sequence[int]) -> None:
         top = self.num_layers - 1
@@ -137,18 +141,18 @@ class Target:
         Raises ValueError for a layer id that does not exist."""
         self._refuse(taps)
         top = self.num_layers - 1
-        self._wanted = frozenset((*taps, top))
-        self._work.work = work
         # a mask of four dimensions is handed through as it is: what is visible is said by the parts of the work
         placeholder = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
-        try:
-            self.base(
-                input_ids=work.ids, attention_mask=placeholder, position_ids=work.positions, use_cache=False, work=work
-            )
-            last = self._seen[top]
-            kept = torch.stack([self.tap(self._seen[tap]) for tap in taps], dim=2) if taps else None
-        finally:
-            self._wanted, self._seen, self._work.work = frozenset(), {}, None
+        with self._turn:
+            self._wanted, self._work.work = frozenset((*taps, top)), work
+            try:
+                self.base(
+                    input_ids=work.ids, attention_mask=placeholder, position_ids=work.positions, use_cache=False, work=work
+                )
+                last = self._seen[top]
+                kept = torch.stack([self.tap(self._seen[tap]) for tap in taps], dim=2) if taps else None
+            finally:
+                self._wanted, self._seen, self._work.work = frozenset(), {}, None
         return Step(last, kept)
 
     def tap(self, output: torch.Tensor) -> torch.Tensor:
