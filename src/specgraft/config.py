@@ -321,7 +321,8 @@ class DistillSection(Section):
 
 class TrainSection(Section):
     steps: int = Field(300, ge=1)
-    rows: int = Field(8, ge=1, description="conversations per step")
+    rows: int = Field(8, ge=1, description="conversations per step, over all ranks")
+    accumulate: int = Field(1, ge=1, description="micro-batches that a rank makes of its share of a step: less memory, the same step")
     anchors: int = Field(32, ge=1, description="anchors per conversation and step")
     optimizer: Literal["adamw", "muon"] = Field("adamw", description="`muon`: for the trunk's matrices; AdamW for the rest")
     lr: float = Field(6e-4, gt=0)
@@ -334,15 +335,27 @@ class TrainSection(Section):
     max_length: int = Field(1024, ge=8, description="tokens of one conversation seen by the trainer")
     packing: Literal["none", "rows"] = Field("none", description="`rows`: conversations of a step share rows of `row_tokens` tokens")
     row_tokens: int = Field(4096, ge=8, description="tokens of a packed row, at most")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="under torchrun: every rank has the drafter (`ddp`), or a part of its weights, gradients and moments (`fsdp`)"
+    )
+    timeout: float = Field(600.0, gt=0, description="under torchrun: seconds after which a rank that does not answer is gone, and the run ends")
+    checkpoint_activations: bool = Field(False, description="run draft layers once more in backward in place of keeping what lies inside them")
+    compile: bool = Field(False, description="torch.compile of the draft layers; the first steps take minutes")
     checkpoint_every: int = Field(50, ge=1)
-    keep: int = Field(2, ge=1, description="checkpoints kept, the newest")
+    keep: int = Field(2, ge=1, description="checkpoints kept, the newest; the best by `decode_prompts` is kept besides")
     validate_every: int = Field(50, ge=1, description="teacher-forced accept length on held-out")
     validate_rows: int = Field(16, ge=1)
+    decode_prompts: int = Field(0, ge=0, description="held-out prompts that are really decoded at every checkpoint; the best checkpoint by that is kept. 0: none")
+    tensorboard: bool = Field(False, description="metrics for TensorBoard too, in RUN/tensorboard (package `tensorboard`)")
 
     @model_validator(mode="after")
     def _rows_hold_conversations(self) -> TrainSection:
         if self.packing == "rows" and self.row_tokens < self.max_length:
             raise ValueError(f"train.row_tokens={self.row_tokens} is less than train.max_length={self.max_length}: raise it, or cut shorter")
+        if self.parallel == "fsdp" and self.optimizer == "muon":
+            raise ValueError('train.optimizer="muon" needs whole matrices and train.parallel="fsdp" has none: set one of them otherwise')
+        if self.accumulate > self.rows:
+            raise ValueError(f"train.accumulate={self.accumulate} micro-batches of train.rows={self.rows} conversations: lower it")
         return self
 
 
@@ -437,6 +450,8 @@ class RunConfig(Section):
     def _consistent(self) -> RunConfig:
         part, warm = self.drafters, self.drafters.warm_layers
         self.distill.check_origin(part.kind)
+        if self.train.parallel == "fsdp" and self.distill.origin == "rollouts":
+            raise ValueError('rollouts decode with the whole drafter and train.parallel="fsdp" has none: set train.parallel="ddp"')
         if part.kind in OUR_KINDS:  # another one is asked when it has been built
             self.distill.check_losses(part.kind, part.kind == "dflash2", part.kind == "dspark" and part.confidence)
         if isinstance(part.layer_types, list) and len(part.layer_types) != part.layers:
@@ -454,6 +469,8 @@ class RunConfig(Section):
         if part.warm_from and (warm != "none" or part.warm_fc != "none"):
             raise ValueError('drafters.warm_from and drafters.warm_layers or warm_fc start the same weights: set the latter to "none"')
         self.check_stream()
+        if self.train.decode_prompts > self.prompts.held_out:
+            raise ValueError(f"train.decode_prompts={self.train.decode_prompts} is above prompts.held_out={self.prompts.held_out}: lower it")
         if self.evaluate.prompts > self.prompts.held_out:
             raise ValueError(
                 f"evaluate.prompts={self.evaluate.prompts} needs as many prompts.held_out (now {self.prompts.held_out}): raise that, or lower evaluate.prompts"

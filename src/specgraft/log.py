@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+# of the processes that torchrun starts, the first speaks
+console = Console(
+    stderr=True, highlight=False, soft_wrap=True, quiet="TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+)
 
 
 def say(text: str) -> None:
@@ -63,10 +67,14 @@ def progress(what: str, total: int) -> Iterator[Bar]:
 
 
 class Metrics:
-    """Appends one JSON object a line to `metrics.jsonl`; on resume drops the rows past the step resumed from."""
+    """Appends one JSON object a line to `metrics.jsonl`; on resume drops the rows past the step resumed from.
 
-    def __init__(self, path: Path, resume_step: int = 0) -> None:
+    `board`: a folder in which the numbers are written for TensorBoard too. Raises ValueError where its package is missing.
+    """
+
+    def __init__(self, path: Path, resume_step: int = 0, board: Path | None = None) -> None:
         self.path = path
+        self._board = board_writer(board, resume_step) if board else None
         if path.exists():
             rows = [row for row in read_metrics(path) if row.get("step", 0) <= resume_step]
             temporary = path.with_suffix(".tmp")
@@ -76,6 +84,20 @@ class Metrics:
     def add(self, **row: Any) -> None:
         with self.path.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(row) + "\n")
+        if self._board is not None:
+            for name, value in row.items():
+                if isinstance(value, (int, float)) and name != "step":
+                    self._board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+            self._board.flush()
+
+
+def board_writer(folder: Path, resume_step: int) -> Any:
+    """What writes for TensorBoard; steps behind the one resumed from are hidden there."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("train.tensorboard needs the package `tensorboard`: pip install 'specgraft[tensorboard]', or set it to false") from None
+    return SummaryWriter(str(folder), purge_step=max(resume_step, 0) + 1)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -46,6 +46,10 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def board(self) -> Path:  # the same numbers for TensorBoard
+        return self.root / "tensorboard"
+
+    @property
     def evaluation(self) -> Path:
         return self.root / "evaluate.json"
 

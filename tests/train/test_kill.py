@@ -20,6 +20,7 @@ from specgraft.config import load_config
 from specgraft.log import read_metrics
 from specgraft.run import Session
 from specgraft.train.checkpoint import checkpoints
+from specgraft.train.told import MEASURED
 
 STEPS = 100
 OVERRIDES = [f"train.steps={STEPS}", "train.checkpoint_every=5", "train.validate_every=40", "train.lr=3e-3"]
@@ -44,7 +45,7 @@ def kill_behind(step: int, run_file: Path, root: Path) -> int:
 
 
 def rows_of(root: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(root / "metrics.jsonl")]
+    return [{key: value for key, value in row.items() if key not in MEASURED} for row in read_metrics(root / "metrics.jsonl")]
 
 
 def test_a_run_killed_twice_ends_as_the_uninterrupted_one(make_run_file: Callable[[Path], Path], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from specgraft.log import read_metrics
 from specgraft.targets.model import Target
 from specgraft.targets.scoring import Scorer
 from specgraft.train import stage
+from specgraft.train.told import MEASURED
 
 BRANCHES: dict[str, Any] = {"preset": "specopd", "branches_per_anchor": 2}
 KINDS: dict[str, dict[str, Any]] = {"dspark": {}, "dflash2": {"kind": "dflash2", "conv_group": 8, "selector_rank": 8, "selector_top_k": 4}}
@@ -24,7 +25,7 @@ def drafters(kind: str) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in read_metrics(path)]
+    return [{key: value for key, value in row.items() if key not in MEASURED and not key.endswith("seconds")} for row in read_metrics(path)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,12 +15,13 @@ from specgraft.stream.shards import ShardReader
 from specgraft.train import stage
 from specgraft.train.batch import step_batches, step_rows
 from specgraft.train.checkpoint import checkpoints
+from specgraft.train.told import MEASURED
 
 CPU = torch.device("cpu")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in read_metrics(path)]
+    return [{key: value for key, value in row.items() if key not in MEASURED} for row in read_metrics(path)]
 
 
 def assert_same_checkpoint(left: Path, right: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,9 +17,13 @@ from specgraft.drafters.registry import build
 WEIGHTS = "drafter.safetensors"
 
 
-def save_drafter(folder: Path, drafter: Drafter) -> None:
-    """Writes config and float32 weights into an existing folder (the caller renames the folder when it is complete)."""
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+def save_drafter(folder: Path, drafter: Drafter, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Writes config and float32 weights into an existing folder (the caller renames the folder when it is complete).
+
+    `weights`: in place of the drafter's own, where that has only a part of each.
+    """
+    every = drafter.state_dict() if weights is None else weights
+    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in every.items()}
     save_file(tensors, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps(drafter.config.to_json(), indent=2) + "\n", encoding="utf-8")
 

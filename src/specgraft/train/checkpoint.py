@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from specgraft import __version__
+from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.store import WEIGHTS, load_drafter, save_drafter
+from specgraft.run_dir import read_json
 from specgraft.targets.load import digest
 from specgraft.train.optimizer import Optimizer
+from specgraft.train.parallel.sharded import put, weights
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+BEST = "best.json"  # beside the checkpoints: accept lengths of those that were decoded
 
 
 def provenance() -> dict[str, Any]:
@@ -64,12 +69,55 @@ def latest(root: Path) -> Path:
     return verify(found[-1])
 
 
-def save(
-    root: Path, step: int, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any], keep: int
-) -> Path:
-    """Writes step-NNNNNN beside the others and deletes all but the `keep` newest.
+@dataclass(frozen=True)
+class Collected:
+    """Whole tensors of a drafter that ranks hold in parts. Filled by `collect`."""
 
-    Raises ValueError naming the folder when the disk refuses; what was there stays.
+    weights: dict[str, torch.Tensor]
+    moments: dict[str, torch.Tensor]
+
+
+def collect(drafter: Drafter, optimizer: Optimizer) -> Collected:
+    """Gathered on the CPU, tensor by tensor; every rank must ask."""
+    return Collected(weights(drafter), optimizer.tensors())
+
+
+def decoded(root: Path) -> dict[int, dict[str, float]]:
+    """What decoding at checkpoints has measured, by step. Raises ValueError for a damaged file."""
+    if not (root / BEST).exists():
+        return {}
+    try:
+        return {int(step): dict(found) for step, found in read_json(root / BEST)["decoded"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{root / BEST}: damaged; delete it, and the checkpoints are decoded again as training goes on") from None
+
+
+def best_of(root: Path) -> Path | None:
+    """The checkpoint of the highest accept length in real decoding (of equals the first); None where none was decoded."""
+    there = set(checkpoints(root))
+    known = {step: found for step, found in sorted(decoded(root).items()) if checkpoint_folder(root, step) in there}
+    return checkpoint_folder(root, max(known, key=lambda step: known[step]["accept_length"])) if known else None
+
+
+def named(root: Path, name: Path | None) -> Path:
+    """A checkpoint by its folder, as `best`, or as `latest` (also where none is named). Raises ValueError where there is none."""
+    if name is None or str(name) == "latest":
+        return latest(root)
+    if str(name) != "best":
+        return name
+    found = best_of(root)
+    if found is None:
+        raise ValueError(f"{root}: no checkpoint was decoded; set train.decode_prompts before training, or name a folder")
+    return verify(found)
+
+
+def save(
+    root: Path, step: int, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any], keep: int,
+    collected: Collected | None = None,
+) -> Path:  # fmt: skip
+    """Writes step-NNNNNN beside the others and deletes all but the `keep` newest and the best.
+
+    `collected`: what to write, where drafter and optimiser hold only a part of it. Raises ValueError naming the folder when the disk refuses; what was there stays.
     """
     folder = checkpoint_folder(root, step)
     temporary = root / f".{folder.name}.{os.getpid()}.tmp"
@@ -78,8 +126,8 @@ def save(
         for stale in root.glob(".step-*.tmp"):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
-        save_drafter(temporary, drafter)
-        save_file(optimizer.tensors(), temporary / OPTIMIZER)
+        save_drafter(temporary, drafter, None if collected is None else collected.weights)
+        save_file(optimizer.tensors() if collected is None else collected.moments, temporary / OPTIMIZER)
         files = {name: digest(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
         state = {"step": step, "settings": settings, "sha256": files, "provenance": provenance()}
         (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
@@ -90,8 +138,10 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise ValueError(f"{folder}: could not be written ({reason}); free space or set run.root") from None
+    best = best_of(root)
     for old in checkpoints(root)[:-keep]:
-        shutil.rmtree(old)
+        if old != best:
+            shutil.rmtree(old)
     return folder
 
 
@@ -107,11 +157,28 @@ def verify(folder: Path) -> Path:
     return folder
 
 
-def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any]) -> int:
-    """Loads weights and optimiser in place and returns the step to go on from.
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read. Filled by `read`."""
 
-    Raises ValueError naming the setting when the checkpoint was made with others.
-    """
+    step: int  # to go on from
+    weights: dict[str, torch.Tensor]
+    moments: dict[str, torch.Tensor]
+
+    def put(self, drafter: Drafter, optimizer: Optimizer) -> int:
+        """Loads both in place, however they hold their tensors, and returns the step."""
+        put(drafter, self.weights)
+        optimizer.load(self.moments, self.step)
+        return self.step
+
+
+def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any]) -> int:
+    """Loads weights and optimiser in place and returns the step to go on from. Raises ValueError as `read`."""
+    return read(folder, drafter.config, settings).put(drafter, optimizer)
+
+
+def read(folder: Path, config: DrafterConfig, settings: dict[str, Any]) -> Saved:
+    """The checkpoint of a drafter of this shape. Raises ValueError naming the setting when it was made with others."""
     verify(folder)
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -121,7 +188,7 @@ def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict
         reason = f"{STATE} lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise ValueError(f"{folder}: damaged ({reason}); delete it to go on from the one before") from None
     stored = load_drafter(folder)
-    shape = {f"drafter.{key}": value for key, value in drafter.config.to_json().items()}
+    shape = {f"drafter.{key}": value for key, value in config.to_json().items()}
     settings = {**settings, **shape}  # the mask token and what else comes from the target
     before |= {f"drafter.{key}": value for key, value in stored.config.to_json().items()}
     # the run file's own keys first: they are what a user can set back
@@ -131,6 +198,4 @@ def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict
                 f"{folder}: trained with {key}={before.get(key)!r}, now {settings.get(key)!r}; "
                 f"set it back, use another run.name, or delete {folder.parent}"
             )
-    drafter.load_state_dict(stored.state_dict())
-    optimizer.load(moments, step)
-    return step
+    return Saved(step, dict(stored.state_dict()), moments)

@@ -8,6 +8,7 @@ import torch
 
 from specgraft.config import TrainSection
 from specgraft.drafters.drafter import Drafter
+from specgraft.train.parallel.sharded import as_held, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
@@ -41,7 +42,7 @@ class Optimizer:
 
     def step(self, number: int) -> float:
         """Clips, updates at the learning rate of step `number` (from 0), clears; returns the norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self.part.clip)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self.part.clip))
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate(number, self.part)
@@ -50,19 +51,19 @@ class Optimizer:
         return float(norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Moments by parameter name, for a checkpoint."""
+        """Moments by parameter name, for a checkpoint; where they are sharded, ranks must ask together."""
         found: dict[str, torch.Tensor] = {}
         for name, parameter in self.drafter.named_parameters():
             for part in self.parts:
                 state = part.state.get(parameter, {})
-                found |= {f"{key}.{name}": state[key].cpu().contiguous() for key in MOMENTS if key in state}
+                found |= {f"{key}.{name}": whole(state[key]).cpu().contiguous() for key in MOMENTS if key in state}
         return found
 
     def load(self, tensors: dict[str, torch.Tensor], step: int) -> None:
         """Puts moments back; `step` updates were made."""
         for name, parameter in self.drafter.named_parameters():
             part = next(part for part in self.parts if any(parameter is p for group in part.param_groups for p in group["params"]))
-            state = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS if f"{key}.{name}" in tensors}
+            state = {key: as_held(tensors[f"{key}.{name}"], parameter) for key in MOMENTS if f"{key}.{name}" in tensors}
             if state:
                 if "exp_avg" in state:
                     state["step"] = torch.tensor(float(step))

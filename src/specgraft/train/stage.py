@@ -1,20 +1,22 @@
-"""`train`: Features -> a drafter. One process; every step depends on the seed and its number alone."""
+"""`train`: Features -> a drafter. One process or the ranks of torchrun; every step depends on the seed and its number alone."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specgraft.config import DistillSection, RunConfig
 from specgraft.distill.batch import Batch
+from specgraft.distill.counting import Counted, count_branches, count_references, count_rollouts
 from specgraft.distill.fusing import settle
 from specgraft.distill.objective import Outcome, objective
 from specgraft.distill.onpolicy import onpolicy
-from specgraft.distill.statistics import slot_statistics
+from specgraft.distill.ranks import total
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
 from specgraft.log import Bar, Metrics, progress, say
@@ -24,23 +26,33 @@ from specgraft.stream.memory import MemoryStream
 from specgraft.stream.shards import ShardReader
 from specgraft.stream.source import Open, Source
 from specgraft.targets.model import Target
-from specgraft.train.batch import collate, step_batches, step_generator
-from specgraft.train.checkpoint import checkpoints, restore, save
+from specgraft.train.batch import step_generator, step_shares
+from specgraft.train.checkpoint import Saved, checkpoints, collect, decoded, read, save
+from specgraft.train.decoding import forget, measured, remember
+from specgraft.train.micro import Task, gradients
 from specgraft.train.optimizer import Optimizer, learning_rate
+from specgraft.train.parallel.group import Group
+from specgraft.train.parallel.module import Stepper
+from specgraft.train.parallel.stop import Stop, Stopped
 from specgraft.train.setup import mask_token, new_drafter
-from specgraft.train.validate import survival
+from specgraft.train.shares import Share, stand_in
+from specgraft.train.told import pace, summary
+from specgraft.train.validate import validation
 
 if TYPE_CHECKING:
     from specgraft.targets.scoring import Scorer
 
-Step = Callable[[Batch, int], Outcome]  # a batch and its step, counted from 0
+# what changes no weight, but for the order of sums
+LOOP = {
+    "checkpoint_every", "keep", "validate_every", "validate_rows", "accumulate", "parallel", "timeout", "checkpoint_activations", "compile",
+    "decode_prompts", "tensorboard",
+}  # fmt: skip
 
 
 def train_settings(config: RunConfig, source: Source, taps: Sequence[int]) -> dict[str, Any]:
     """What the weights depend on; a checkpoint of other settings is refused."""
-    loop = {"checkpoint_every", "keep", "validate_every", "validate_rows"}
     found: dict[str, Any] = {"run.seed": config.run.seed}
-    for section, skip in (("drafters", set()), ("distill", set()), ("train", loop)):
+    for section, skip in (("drafters", set()), ("distill", set()), ("train", LOOP)):
         values = getattr(config, section).model_dump(mode="json")
         found |= {f"{section}.{key}": value for key, value in values.items() if key not in skip}
     part = config.stream  # what it says of media and producers changes no weight
@@ -57,12 +69,40 @@ def train(
     conversations: Sequence[Conversation],
     score: Scorer | None = None,
     opened: Open | None = None,
+    group: Group | None = None,
 ) -> None:
     """Trains until `train.steps`, going on from the newest checkpoint. Raises ValueError, in one line, for what stops it.
 
     `score` gives the target's states on branches (`distill.slots`); None: `target` does, in this process.
     `opened` gives the features of a split (`stream.source`); None: the shards of the run.
+    `group`: the ranks that train together, each of which calls this; None: this process is alone.
+    Raises Stopped (an exit with code 0) behind a step in which SIGTERM came, when that is saved.
     """
+    group = group or Group()
+    with Stop() as stop:
+        begun = group.alike(lambda: begin(config, run, target, header, conversations, opened))
+        if begun.saved is None or begun.saved.step < config.train.steps:
+            Loop(config, run, target, begun, score, group, stop).run()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What training starts from, as this rank sees it. Filled by `begin`."""
+
+    drafter: Drafter
+    shared: Shared
+    source: Source
+    held_out: Source
+    conversations: Sequence[Conversation]
+    settings: dict[str, Any]
+    options: DistillSection
+    saved: Saved | None  # the checkpoint to go on from
+
+
+def begin(
+    config: RunConfig, run: RunDir, target: Target, header: dict[str, Any], conversations: Sequence[Conversation], opened: Open | None
+) -> Begun:
+    """Everything that can be refused before ranks work together."""
     part = config.train
     splits = {
         split: {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split} for split in ("train", "heldout")
@@ -73,61 +113,151 @@ def train(
     found = checkpoints(run.checkpoints)
     drafter = new_drafter(config, target, header["taps"], conversations, start=not found)
     shared = Shared.of(target, mask_token(config, target))
-    optimizer = Optimizer(drafter, part)
     settings = train_settings(config, source, header["taps"])
     options = settle(config.distill, target.device, part.steps)
-    first = restore(found[-1], drafter, optimizer, settings) if found else 0
-    if first >= part.steps:
-        return
-    metrics = Metrics(run.metrics, first or -1)  # from the start: none of an earlier try's rows, step 0 included
-    batches = step_batches(
-        source, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, config.run.seed, first, part.steps, target.device,
-        part.row_tokens if part.packing == "rows" else 0, target.end_ids if options.origin == "branches" else None,
-    )  # fmt: skip
-    learn = learner(config, options, target, drafter, shared, score)
-    with progress("train", part.steps) as bar, MemoryStream(batches, bound=2) as stream:
-        bar.at(first)
-        if first == 0 and options.origin != "references":  # what the drafter was before: the report shows both
-            report_validation(config, drafter, shared, held_out, metrics, 0, bar)
-        for step, batch in enumerate(stream, first):
-            began = time.monotonic()
-            outcome = learn(batch, step)
-            outcome.loss.backward()
-            norm = optimizer.step(step)
-            seconds = time.monotonic() - began
-            row = summary(outcome, seconds)
-            if not math.isfinite(row["loss"]) or not math.isfinite(norm):
-                raise ValueError(f"train: step {step + 1} has loss {row['loss']} and gradient norm {norm}: lower train.lr, or start from a drafter that is nearer to the target")
-            done = step + 1
-            metrics.add(kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=seconds, **row)
-            last = done == part.steps
-            if done % part.checkpoint_every == 0 or last:
-                save(run.checkpoints, done, drafter, optimizer, settings, part.keep)
-            if done % part.validate_every == 0 or last:
-                report_validation(config, drafter, shared, held_out, metrics, done, bar)
-            bar.at(done, f"loss {row['loss']:.3f}")
+    saved = read(found[-1], drafter.config, settings) if found else None
+    return Begun(drafter, shared, source, held_out, conversations, settings, options, saved)
+
+
+class Loop:
+    """Steps, checkpoints and what is measured on the way, on one rank."""
+
+    def __init__(
+        self, config: RunConfig, run: RunDir, target: Target, begun: Begun, score: Scorer | None, group: Group, stop: Stop
+    ) -> None:
+        self.config, self.run_dir, self.target, self.begun, self.group, self.stop = config, run, target, begun, group, stop
+        self.drafter, self.device = begun.drafter, target.device
+        self.stepper = Stepper(begun.drafter, config.train, group)
+        self.optimizer = Optimizer(begun.drafter, config.train)
+        self.task = learner(config, begun.options, target, begun.drafter, begun.shared, score)
+        self.first = 0 if begun.saved is None else begun.saved.put(self.drafter, self.optimizer)
+        self.held = [c for c in begun.conversations if c.split == "heldout"]
+        self.metrics: Metrics | None = None
+        self.bar: Bar | None = None
+
+    def tell(self, **row: Any) -> None:
+        if self.metrics is not None:
+            self.metrics.add(**row)
+
+    def run(self) -> None:
+        part, origin = self.config.train, self.begun.options.origin
+        if self.group.leads:
+            # from the start: none of an earlier try's rows, step 0 included
+            self.metrics = Metrics(self.run_dir.metrics, self.first or -1, self.run_dir.board if part.tensorboard else None)
+            forget(self.run_dir, self.first)
+        shares = step_shares(
+            self.begun.source, part.rows, part.anchors, self.config.drafters.draft_tokens, part.max_length, self.config.run.seed,
+            self.first, part.steps, self.device if part.accumulate == 1 else torch.device("cpu"),
+            part.row_tokens if part.packing == "rows" else 0, self.target.end_ids if origin == "branches" else None,
+            part.accumulate, self.group.rank, self.group.size,
+        )  # fmt: skip
+        with progress("train", part.steps) as self.bar, MemoryStream(shares, bound=2) as stream:
+            self.bar.at(self.first)
+            if self.first == 0 and origin != "references":  # what the drafter was before: the report shows both
+                self.validate(0)
+            if part.decode_prompts and self.first and self.group.alike(lambda: self.first not in decoded(self.run_dir.checkpoints)):
+                self.decode(self.first)  # it was stopped between the two
+            waiting = iter(stream)
+            for step in range(self.first, part.steps):
+                self.step(step, waiting)
+
+    def step(self, step: int, waiting: Iterator[Share]) -> None:
+        part, done = self.config.train, step + 1
+        asked = time.monotonic()
+        share = self.group.alike(lambda: next(waiting))
+        batches = self.batches(share)
+        began = time.monotonic()
+        outcome = gradients(self.stepper, self.task, batches, step, self.device)
+        norm = self.optimizer.step(step)
+        seconds = time.monotonic() - began
+        row = summary(outcome, seconds)
+        if not math.isfinite(row["loss"]) or not math.isfinite(norm):
+            self.group.alike(lambda: refuse_infinite(done, row["loss"], norm))
+        row |= pace(sum(share.lengths), seconds, began - asked, self.device) | self.begun.source.facts()
+        self.tell(kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=seconds, **row)
+        last, stopped = done == part.steps, self.group.any(self.stop.asked)
+        if done % part.checkpoint_every == 0 or last or stopped:
+            self.save(done)
+            if part.decode_prompts and not stopped:
+                self.decode(done)
+        if done % part.validate_every == 0 or last:
+            self.validate(done)
+        if self.bar is not None:
+            self.bar.at(done, f"loss {row['loss']:.3f}")
+        if stopped and not last:
+            say(f"train: stopped behind step {done}, which is saved; the same command goes on from here")
+            raise Stopped
+
+    def batches(self, share: Share) -> list[Batch]:
+        """The micro-batches of this rank, as many as every rank has."""
+        options, found = self.begun.options, [None if micro is None else micro.batch for micro in share.micros]
+        many = self.group.size > 1 or len(found) > 1
+        if many and (options.slot_sampling or options.origin == "branches"):  # what is drawn hangs on the whole step's anchors
+            found = share.placed(total(share.kept()).tolist())
+        return [stand_in(self.drafter.config, self.target.dtype, self.device) if batch is None else batch for batch in found]
+
+    def save(self, done: int) -> None:
+        self.stepper.rest()
+        whole = collect(self.drafter, self.optimizer) if self.stepper.sharded else None
+        part, settings = self.config.train, self.begun.settings
+        self.group.lead(lambda: _nothing(save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, whole)))
+
+    def validate(self, done: int) -> None:
+        found = validation(self.config, self.drafter, self.begun.shared, self.begun.held_out, self.stepper, self.group)
+        self.tell(kind="validate", step=done, **found)
+        if self.bar is not None:
+            self.bar.at(done, f"accept length {found['accept_length']:.2f} (teacher-forced; answers: {found['answers']})")
+
+    def decode(self, done: int) -> None:
+        began = time.monotonic()
+        found = measured(self.config, self.target, self.drafter, self.held, self.group, self.stepper.sharded)
+        self.group.lead(lambda: remember(self.run_dir, done, found))
+        self.tell(kind="decode", step=done, **found, seconds=time.monotonic() - began)
+
+
+def refuse_infinite(done: int, loss: float, norm: float) -> None:
+    raise ValueError(f"train: step {done} has loss {loss} and gradient norm {norm}: lower train.lr, or start from a drafter that is nearer to the target")
+
+
+def _nothing(_: object) -> None:
+    return None
 
 
 def learner(
     config: RunConfig, options: DistillSection, target: Target, drafter: Drafter, shared: Shared, score: Scorer | None
-) -> Step:
+) -> Task:
     """What a step minimises, by `distill.slots`; its random numbers belong to the step."""
-    seed, compute = config.run.seed, getattr(torch, config.train.compute)
+    seed, compute, ends = config.run.seed, getattr(torch, config.train.compute), target.end_ids
     if options.origin == "branches":
         if score is None:
             from specgraft.targets.scoring import scorer
 
             score = scorer(target)
         ask = score
-        return lambda batch, step: onpolicy(
-            drafter, shared, batch, options, ask, target.end_ids, compute, step_generator(seed, step, "branches")
+
+        def branches(batch: Batch, step: int, counted: Counted | None) -> Outcome:
+            given = () if counted is None else (counted.denominators, counted.tokens)
+            return onpolicy(drafter, shared, batch, options, ask, ends, compute, step_generator(seed, step, "branches"), *given)
+
+        return Task(
+            branches, lambda batch, step: count_branches(drafter, shared, batch, options, ends, compute, step_generator(seed, step, "branches"))
         )
     if options.origin == "rollouts":
         from specgraft.distill.draft_opd import draft_opd, pair
 
         both = pair(target, drafter)
-        return lambda batch, step: draft_opd(both, batch, options, compute, step_generator(seed, step, "rollouts"), target.end_ids)
-    return lambda batch, step: objective(drafter, shared, batch, options, compute, step_generator(seed, step, "slots"))
+
+        def rollouts(batch: Batch, step: int, counted: Counted | None) -> Outcome:
+            given = () if counted is None else (counted.denominators, counted.rolled)
+            return draft_opd(both, batch, options, compute, step_generator(seed, step, "rollouts"), ends, *given)
+
+        return Task(rollouts, lambda batch, step: count_rollouts(both, batch, options, compute, ends))
+
+    def answers(batch: Batch, step: int, counted: Counted | None) -> Outcome:
+        given = () if counted is None else (counted.denominators,)
+        return objective(drafter, shared, batch, options, compute, step_generator(seed, step, "slots"), *given)
+
+    return Task(answers, lambda batch, step: count_references(drafter, shared, batch, options, compute, step_generator(seed, step, "slots")))
 
 
 def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation], least: int = 2) -> None:
@@ -139,60 +269,3 @@ def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversatio
     if empty:
         fewer = "fewer than two tokens" if least == 2 else "no token"
         say(f"train: {empty} of {len(conversations)} answers have {fewer} inside train.max_length={max_length}")
-
-
-BY_SLOT = ("alpha", "hit", "recall", "mass", "oracle", "path")  # one plus the sum of `oracle` or `path` is an accept length
-
-
-def summary(outcome: Outcome, seconds: float = 0.0) -> dict[str, Any]:
-    """Means of a step for the metrics file: the loss, every loss that was computed; per slot what acceptance is made of.
-
-    `seconds` of the step: what its parts do not account for is backward and update, and goes to `learn`.
-    """
-    row: dict[str, Any] = {"loss": float(outcome.loss.detach())}
-    for name, part in outcome.seconds.items():
-        row[f"{name}_seconds"] = part + (seconds - sum(outcome.seconds.values()) if name == "learn" else 0.0)
-    sums = outcome.sums
-    total = float(sums["count"].sum())
-    if not total:  # no mean of nothing
-        return row | {"slots": 0}
-    count = sums["count"].clamp(min=1)
-    for name, values in sums.items():
-        if name in BY_SLOT:
-            row[name] = (values / count).tolist()
-        elif name == "accepted":  # branches accepted up to each slot: every one has a first slot
-            row[name] = (values / count[0]).tolist()
-            row["branch_accept_length"] = 1 + sum(row[name])
-        elif name == "selector":  # slots whose label is no candidate are no part of this mean
-            row[name] = float(values.sum()) / max(1.0, float(sums["taught"].sum()))
-        elif name not in ("count", "taught"):
-            row["confidence" if name == "bce" else name] = float(values.sum()) / total
-    row["slots"] = int(total)
-    return row
-
-
-def report_validation(
-    config: RunConfig, drafter: Drafter, shared: Shared, source: Source, metrics: Metrics, step: int, bar: Bar
-) -> None:
-    """Adds a `validate` row: survival of greedy hits on held-out answers (greedy text), anchors drawn uniformly."""
-    part = config.train
-    rows = [row for row in source.rows(range(min(part.validate_rows, len(source.ids)))) if row is not None]
-    count = len(rows)
-    values, masks = [], []
-    for start in range(0, count, part.rows):
-        generator = step_generator(config.run.seed, start, "anchors")
-        batch = collate(
-            rows[start : start + part.rows], part.anchors, config.drafters.draft_tokens, part.max_length, generator, shared.head.device
-        )
-        alpha, hit = slot_statistics(drafter, shared, batch, getattr(torch, part.compute), config.distill.chunk_rows)
-        size = config.drafters.draft_tokens
-        values.append(torch.stack([alpha.flatten(0, 1), hit.flatten(0, 1)]).view(2, 1, -1, size))
-        masks.append(batch.anchors.mask.view(1, -1, size))
-    mask = torch.cat(masks, 1)
-    alpha_survival, hit_survival = (survival(torch.cat([v[kind] for v in values], 1), mask) for kind in (0, 1))
-    whose = "target" if config.regen.answers == "target" else "data set"  # figures of the two are not to be compared
-    metrics.add(
-        kind="validate", step=step, answers=whose, survival=hit_survival, accept_length=1 + sum(hit_survival),
-        alpha_survival=alpha_survival, alpha_accept_length=1 + sum(alpha_survival),
-    )  # fmt: skip
-    bar.at(step, f"accept length {1 + sum(hit_survival):.2f} (teacher-forced; answers: {whose})")
