@@ -68,12 +68,12 @@ def test_behind_a_targets_own_states(sglang, kind, target, capsys):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=NAME)
     own = Target(model, SimpleNamespace(eos_token_id=1, chat_template="stub"), folder, torch.device("cpu"))
     given = dict(sglang.given[name])
-    cache = own.cache(1, CONTEXT)
-    taps = own.forward(given["ids"][None], cache, (1, 3, 5)).taps
-    assert taps is not None
-    far = distance(taps_of(sglang, name).tolist(), taps[0].flatten(1))
+    every = own.forward(given["ids"][None], own.cache(1, CONTEXT), range(7)).taps
+    assert every is not None
+    theirs, taps = taps_of(sglang, name).tolist(), every[:, :, [1, 3, 5]]
+    far, shifted = (distance(theirs, states[0].flatten(1)) for states in (taps, every[:, :, [2, 4, 6]]))
     with capsys.disabled():
-        print(f"\n{name}: target states {far:.1e}", end="")
-    assert far <= CLOSE, far
+        print(f"\n{name}: target states {far:.1e}, of the layers above {shifted:.1e}", end="")
+    assert far <= CLOSE and shifted > 0.1
     given["taps"] = taps[0].flatten(1).clone()
     compared(sglang, name, ours(rounded(sglang.drafters[name]), given), capsys)
