@@ -68,7 +68,7 @@ def capture(arguments: Arguments = None, allow: Allow = None) -> None:
 
 @app.command()
 def train(arguments: Arguments = None, allow: Allow = None) -> None:
-    """Trains the drafter; goes on from the newest checkpoint."""
+    """Trains the drafter; goes on from the newest checkpoint. Several ranks: torchrun --nproc-per-node N -m specgraft train RUN.toml"""
     say(f"checkpoint: {session(arguments, allow).train()}")
 
 
@@ -76,7 +76,7 @@ def train(arguments: Arguments = None, allow: Allow = None) -> None:
 def evaluate(
     arguments: Arguments = None,
     allow: Allow = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint; the newest if left out")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint, `best` (by train.decode_prompts), or `latest`; the newest if left out")] = None,
 ) -> None:
     """Accept length, losslessness and speed in the real draft and verify loop, on held-out prompts."""
     session(arguments, allow).evaluate(checkpoint)
@@ -86,7 +86,7 @@ def evaluate(
 def export(
     arguments: Arguments = None,
     allow: Allow = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint; the newest if left out")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="folder of a checkpoint, `best` (by train.decode_prompts), or `latest`; the newest if left out")] = None,
     to: Annotated[str | None, typer.Option(help="sglang, vllm, llamacpp or hf; in place of export.to")] = None,
     bundle: Annotated[bool, typer.Option("--bundle", help="and a folder with the untouched target (linked) and the drafter")] = False,
     out: Annotated[Path | None, typer.Option(help="folder to write; RUN/export if left out")] = None,
@@ -122,6 +122,18 @@ def check(
 def report(arguments: Arguments = None) -> None:
     """One HTML page of the run, also of one that is not finished."""
     say(f"report: {session(arguments).report()}")
+
+
+@app.command()
+def top(
+    run: Annotated[Path, typer.Argument(help="folder of the run, or its run file")],
+    once: Annotated[bool, typer.Option("--once", help="print the table once and end")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="seconds between two looks")] = 2.0,
+) -> None:
+    """A live table of a run that trains: loss, accept length, speed, waiting, memory. Reads metrics.jsonl and disturbs nothing."""
+    from specgraft.report.top import show
+
+    show(run, once, every)
 
 
 @app.command()

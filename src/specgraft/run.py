@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specgraft.records import Conversation, Features, GateResult
     from specgraft.targets.model import Target
     from specgraft.targets.text import TextTarget
+    from specgraft.train.parallel.group import Group
 
 
 class Session:
@@ -31,6 +32,7 @@ class Session:
         check_kind(config.drafters.kind)  # before the stages that need no drafter
         self.config, self.allow = config, check_names(allow)
         self.run = RunDir(Path(config.run.root).expanduser() / config.run.name)
+        self.writes = True  # the files of the run; of several ranks only the first
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -38,6 +40,9 @@ class Session:
 
         config.json follows when the stage is through: one that refuses other settings leaves what describes the run.
         """
+        if not self.writes:
+            yield
+            return
         if not self.run.create().config.exists():
             write_json(self.run.config, self.config.model_dump(mode="json"))
         began = time.monotonic()
@@ -122,35 +127,73 @@ class Session:
         return True
 
     def train(self) -> Path:
+        """In this process, or as one of the ranks that torchrun has started."""
+        prepare(self.config)
         from specgraft.train.checkpoint import latest
+        from specgraft.train.parallel.group import joined
         from specgraft.train.stage import train
 
-        conversations = self.conversations()
-        if self.config.stream.medium == "disk":
-            with self.timed("train"):
-                train(self.config, self.run, self.target, self.header, conversations)
-        else:
-            self.train_live(conversations)
-        return latest(self.run.checkpoints)
+        with joined(self.config.run.device, self.config.train.timeout) as group:
+            self.writes = group.leads
+            conversations = group.alike(self.conversations)
+            if self.config.stream.medium == "disk":
+                header = group.alike(lambda: self.header)
+                with self.timed("train"):
+                    train(self.config, self.run, self.target, header, conversations, group=group)
+            else:
+                self.train_live(conversations, group)
+            return group.alike(lambda: latest(self.run.checkpoints))
 
-    def train_live(self, conversations: list[Conversation]) -> None:
+    def train_live(self, conversations: list[Conversation], group: Group) -> None:
         """Training on features that are made meanwhile; what capture checks before it writes is checked here."""
         from specgraft.capture.feed import opened
         from specgraft.train.stage import train
 
-        self.passed(self.token_gates(conversations) + self.capture_gates(conversations))
+        if self.config.stream.medium == "ray":
+            return self.train_remote(conversations, group)
+        group.alike(lambda: self.passed(self.token_gates(conversations) + self.capture_gates(conversations)))
         with self.timed("train"):
-            source = opened(self.config, self.run, self.target, self.header, conversations)
-            train(self.config, self.run, self.target, self.header, conversations, opened=source)
+            source = group.alike(lambda: opened(self.config, self.run, self.target, self.header, conversations))
+            train(self.config, self.run, self.target, self.header, conversations, opened=source, group=group)
+
+    def train_remote(self, conversations: list[Conversation], group: Group) -> None:
+        """The same with the target in Ray's actors: this process has its embedding, head and final norm."""
+        prepare(self.config)
+        from functools import partial
+
+        from specgraft.capture.feed import opened, produce, row_bytes
+        from specgraft.capture.stage import feature_header
+        from specgraft.check.gates import record, require
+        from specgraft.stream.crew import Crew
+        from specgraft.stream.scoring import remote_scorer
+        from specgraft.targets.load import identity
+        from specgraft.targets.outer import load_outer
+        from specgraft.train.stage import train
+
+        part, config = self.config.target, self.config
+        with self.timed("train"), Crew(config.stream, partial(hosted, config)) as crew:
+            outer: Any = load_outer(part.id, part.dtype, config.run.device, part.remote_code)
+            outer.given_identity = crew.ask(identity)
+            header = feature_header(config, outer)
+            results = self.token_gates(conversations) + crew.ask(gates_there, config, self.run, conversations)
+            if self.writes:
+                record(self.run, results, self.allow)
+            require(results, self.allow)
+            size, coded = row_bytes(header, outer.streams), header["dtype"] == "fp8"
+            source = opened(
+                config, self.run, outer, header, conversations, lambda counts: crew.make(produce, size, counts, header["taps"], coded)
+            )
+            score = remote_scorer(crew, outer.dtype) if config.distill.origin == "branches" else None
+            train(config, self.run, outer, header, conversations, score=score, opened=source, group=group)
 
     def evaluate(self, checkpoint: Path | None = None) -> dict[str, Any]:
         prepare(self.config)
         from specgraft.evaluate.stage import evaluate
-        from specgraft.train.checkpoint import latest
+        from specgraft.train.checkpoint import named
 
         with self.timed("evaluate"):
             prompts = [c.prompt_id for c in self.conversations() if c.split == "heldout"]
-            folder = checkpoint or latest(self.run.checkpoints)
+            folder = named(self.run.checkpoints, checkpoint)
             refuse_another_drafter(self.config, folder)
             result = evaluate(self.config, self.run, folder, prompts)
         self.passed(self.evaluate_gates(result))
@@ -160,11 +203,11 @@ class Session:
         """The drafter in the form of `export.to`; and the bundle, where one is asked for. `out`: another folder than the run's."""
         from specgraft.export.stage import export
         from specgraft.targets.embedded import smollm2_gguf
-        from specgraft.train.checkpoint import latest
+        from specgraft.train.checkpoint import named
 
         part, embedded = self.config.export, self.config.target.id == "smollm2"
         with self.timed("export"):
-            source = checkpoint or latest(self.run.checkpoints)
+            source = named(self.run.checkpoints, checkpoint)
             refuse_another_drafter(self.config, source)
             gguf = str(smollm2_gguf() or "") if embedded and not part.target_gguf else part.target_gguf
             folder = export(self.config, self.run, source, out, self.draft_vocabulary() if part.vocabulary else None, gguf)
@@ -359,8 +402,26 @@ class Session:
         """Records gates and refuses to go on when one failed and is not allowed to."""
         from specgraft.check.gates import record, require
 
-        record(self.run, results, self.allow)
+        if self.writes:
+            record(self.run, results, self.allow)
         require(results, self.allow)
+
+
+def hosted(config: RunConfig) -> Target:
+    """In an actor: the target, on the actor's own device."""
+    prepare(config)
+    from specgraft.targets.load import load_target
+
+    part = config.target
+    return load_target(part.id, part.dtype, "cuda" if config.stream.gpus else "cpu", part.remote_code)
+
+
+def gates_there(target: Target, config: RunConfig, run: RunDir, conversations: list[Conversation]) -> list[GateResult]:
+    """In an actor: what capture checks of its target."""
+    work = Session(config)
+    work.run = run
+    work.__dict__["target"] = target  # a cached property
+    return work.capture_gates(conversations)
 
 
 def refuse_another_drafter(config: RunConfig, checkpoint: Path) -> None:

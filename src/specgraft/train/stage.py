@@ -104,6 +104,8 @@ def begin(
 ) -> Begun:
     """Everything that can be refused before ranks work together."""
     part = config.train
+    if part.decode_prompts and not hasattr(target, "forward"):
+        raise ValueError("train.decode_prompts decodes with the target in this process, and it is elsewhere: set it to 0, and evaluate")
     splits = {
         split: {c.prompt_id: ids_digest(c.input_ids) for c in conversations if c.split == split} for split in ("train", "heldout")
     }
