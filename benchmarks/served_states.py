@@ -5,7 +5,8 @@
 
 Starts vLLM (`make engines ENGINES=vllm`) for each dtype, unless a server is named. Rows are the target's own chat prompts, 9 to 300
 ids; three more hold 80, 90 and 80 ids: the second shares its first 64 with the first, the third is the first again (a cache of
-prefixes would shorten them). An error is |served - here| / |here| of the states of one token at one layer.
+prefixes would shorten them). An error is |served - here| / |here| of the states of one token at one layer. In half precision both are
+compared with this process in float32 too: what the server adds cannot be told from the dtype's own error where both are as far off.
 """
 
 from __future__ import annotations
@@ -102,12 +103,17 @@ def measure(args: argparse.Namespace, dtype: str, folder: Path) -> dict[str, Any
     began = time.perf_counter()
     here = [capture_batch(target, [row], header["taps"])[0] for row in rows]
     tokens = sum(len(row.input_ids) for row in rows[:-1])
+    own = tokens / (time.perf_counter() - began)
     lines = compared(served, here, header["taps"], target.num_layers)
     shared = [len(features.last) for features in served[-3:]]
     again = bool(torch.equal(served[-1].taps, served[-3].taps) and torch.equal(served[-1].last, served[-3].last))
-    own = tokens / (time.perf_counter() - began)
+    exact = []
+    if dtype != "float32":
+        wide = load_target(args.target, "float32", "cpu")
+        truth = [capture_batch(wide, [row], header["taps"])[0] for row in rows]
+        exact = [compared(who, truth, header["taps"], target.num_layers) for who in (served, here)]
     return {
-        "dtype": dtype, "rows": len(rows), "tokens": tokens + len(rows[-1].input_ids), "layers": lines, "shared_prefix_states": shared, "again_equal_bits": again,
+        "dtype": dtype, "rows": len(rows), "tokens": tokens + len(rows[-1].input_ids), "layers": lines, "served_and_here_against_float32": exact, "shared_prefix_states": shared, "again_equal_bits": again,
         "gate": dataclasses.asdict(gate), "files_left": left, "tokens_per_second": tokens / seconds, "tokens_per_second_here": own,
     }  # fmt: skip
 
@@ -130,6 +136,9 @@ def main() -> None:
             print(f"{dtype}: {row['rows']} rows, {row['tokens']} ids; states of the rows that share 64 ids: {row['shared_prefix_states']}")
             for line in row["layers"]:
                 print("  layer {layer:2d}: largest error {largest_error:.2e}, median {median_error:.2e}, lowest cosine {lowest_cosine:.6f}".format(**line))
+            for who, lines in zip(("served", "here"), row["served_and_here_against_float32"], strict=False):
+                for line in lines:
+                    print(f"  {who} against float32, layer {line['layer']:2d}: largest error {line['largest_error']:.2e}, median {line['median_error']:.2e}")
             print(f"  the same row again: {'same bits' if row['again_equal_bits'] else 'other bits'}; files left: {len(row['files_left'])}")
             print(f"  gate tap identity: {'passed' if row['gate']['passed'] else 'FAILED'}, {row['gate']['detail']}")
             print(f"  {row['tokens_per_second']:.0f} tokens/s served, {row['tokens_per_second_here']:.0f} in process, one row at a time", flush=True)
