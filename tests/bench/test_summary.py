@@ -75,6 +75,8 @@ def test_the_model_is_fitted_on_the_first_repeat_and_held_against_the_others():
     assert found is not None and found["model"] == pytest.approx(1.0) and found["measured"] == pytest.approx(1.5 / 1.6)
     assert found["difference"] == pytest.approx(1.6 / 1.5 - 1)
     assert predicted_speedup(spec[:1], plain[:1]) is None
+    luckier = [spec[0], answered(101, 0.5 + 25 * 0.020, repeat=1, accepted=75)]  # the accept length reached is the model's input
+    assert (again := predicted_speedup(luckier, plain)) is not None and again["difference"] == pytest.approx(0)
 
 
 def test_texts_that_part_are_named_with_their_place():

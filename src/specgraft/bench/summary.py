@@ -96,14 +96,15 @@ def compared(spec: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def predicted_speedup(spec: Sequence[Answered], plain: Sequence[Answered]) -> dict[str, float] | None:
-    """The step-time model, fitted on the first repeat and held against the others.
+    """The step-time model, its times fitted on the first repeat and held against the others.
 
-    A request takes its time to the first piece and (n-1) / tau steps; tau, T_step and T_AR are the first repeat's, n those of
-    the other repeats, and so is the measured ratio of seconds a token. None with one repeat or no pass.
+    A request takes its time to the first piece and (n-1) / tau steps. T_step, T_AR and the times to the first piece are the first repeat's;
+    n and tau, the accept length reached, are those of the other repeats, and so is the measured ratio of seconds a token. None with
+    one repeat or no pass.
     """
     first, rest = _split(spec)
     plain_first, plain_rest = _split(plain)
-    tau, step, single = accept_length(first)[1], step_seconds(first), step_seconds(plain_first)
+    tau, step, single = accept_length(rest)[1], step_seconds(first), step_seconds(plain_first)
     if not (rest and plain_rest and tau and step and single):
         return None
 

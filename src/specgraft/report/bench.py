@@ -93,7 +93,7 @@ def _model(rows: list[dict[str, Any]]) -> Table | None:
     if not table:
         return None
     columns = ("model", "drafter", "T", "at a time", "times plain, model", "measured", "difference")
-    caption = "The step-time model is fitted on the first repeat (accept length, step, plain step, time to the first piece) and held against the others."
+    caption = "The times of the step-time model (step, plain step, time to the first piece) are the first repeat's; with the accept length that the other repeats reached it is held against their speed."
     return Table(columns, table, numeric=(2, 3, 4, 5, 6), caption=caption, folded="the step-time model against the measurement")
 
 
