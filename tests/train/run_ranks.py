@@ -1,0 +1,65 @@
+"""Runs of `train` on several gloo ranks, many in one set of processes: starting those is what costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import distributed, multiprocessing
+
+from specgraft.capture.stage import feature_header
+from specgraft.run_dir import RunDir, write_text
+from specgraft.train.parallel.group import Group
+from specgraft.train.stage import train
+
+Case = tuple[str, dict[str, Any]]  # name of the run, changes to its config
+
+
+def module_at(name: str, path: Path) -> ModuleType:
+    """A file as a module: there are two of the name conftest."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train_case(root: Path, changes: dict[str, Any], group: Group | None) -> None:
+    """Trains in the run folder `root`, as `Ready.train` does."""
+    here = Path(__file__).parent
+    own, shared = module_at("train_parts", here / "conftest.py"), module_at("tiny_parts", here.parent / "conftest.py")
+    ready = own.Ready(RunDir(root), lambda: shared.make_target(markov=3.0))
+    config, target = ready.config(**changes), ready.new_target()
+    scorer = None
+    if config.distill.origin == "branches":
+        from branches_by_hand import AloneScorer
+
+        scorer = AloneScorer(target)
+    train(config, ready.run, target, feature_header(config, target), own.answers(), scorer, group=group)
+
+
+def work(rank: int, size: int, folder: str, cases: list[Case]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store{size}", rank=rank, world_size=size)
+    group = Group(rank, size)
+    for name, changes in cases:
+        try:
+            train_case(Path(folder) / name, changes, group)
+        except ValueError as error:
+            write_text(Path(folder) / f"{name}.{rank}.refused", f"{getattr(error, 'exit_code', 2)} {error}")
+    distributed.destroy_process_group()
+
+
+def run_ranks(size: int, captured: Path, folder: Path, cases: list[Case]) -> None:
+    """Every case trained by `size` ranks, in folder/name."""
+    for name, _ in cases:
+        if not (folder / name).exists():
+            shutil.copytree(captured, folder / name)
+    multiprocessing.spawn(work, (size, str(folder), cases), nprocs=size)
