@@ -228,3 +228,14 @@ def test_a_file_below_a_file_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"out\.json: could not be written \((File exists|Not a directory)\); give another place"):
         write_text(tmp_path / "file" / "out.json", "x")
+
+
+def test_a_target_that_is_not_loaded_needs_servers_and_references():
+    outer = {"target": "outer", "servers": ["http://127.0.0.1:1"]}
+    assert RunConfig.model_validate({"capture": outer}).capture.target == "outer"
+    for data, said in (
+        ({"capture": {"target": "outer"}}, "needs capture.servers"),
+        ({"capture": outer, "drafters": {"warm_layers": "spread"}}, 'set drafters.warm_layers="none"'),
+    ):
+        with pytest.raises(ValueError, match=said):
+            RunConfig.model_validate(data)

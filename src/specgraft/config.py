@@ -146,6 +146,9 @@ class CaptureSection(Section):
     shard_tokens: int = Field(65536, ge=1, description="tokens per safetensors shard")
     servers: list[str] = Field([], description="URLs of servers that give hidden states (`specgraft serve vllm --taps`); empty: in this process")
     engine: Literal["auto", "vllm", "sglang"] = Field("auto", description="what the servers are; `auto`: they are asked")
+    target: Literal["whole", "outer"] = Field(
+        "whole", description="with servers: the target is loaded here too, for the gates; `outer`: embedding, head and norm alone, for one that is too large"
+    )
     states: str = Field("", description="folder in which vLLM servers leave states, as this machine sees it; empty: the one of `specgraft serve`")
     concurrency: int = Field(16, ge=1, description="requests under way per server")
     timeout: float = Field(300.0, gt=0, description="seconds for one request")
@@ -445,6 +448,16 @@ class RunConfig(Section):
     export: ExportSection = ExportSection()
     bench: BenchSection = BenchSection()
     check: CheckSection = CheckSection()
+
+    @model_validator(mode="after")
+    def _outer(self) -> RunConfig:
+        if self.capture.target == "outer" and not self.capture.servers:
+            raise ValueError('capture.target="outer" needs capture.servers: name them, or set it to "whole"')
+        if self.capture.target == "outer" and self.drafters.warm_layers != "none":
+            raise ValueError('capture.target="outer": the target\'s layers are not loaded; set drafters.warm_layers="none", or capture.target="whole"')
+        if self.capture.target == "outer" and self.distill.origin != "references":
+            raise ValueError('capture.target="outer": only references can be learnt from without the target; set distill.slots, or capture.target="whole"')
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

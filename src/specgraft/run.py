@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from specgraft.config import RunConfig
 from specgraft.run_dir import RunDir, read_json, write_json
@@ -60,6 +60,15 @@ class Session:
         from specgraft.targets.load import load_target
 
         part = self.config.target
+        if self.config.capture.target == "outer":
+            from specgraft.targets.outer import load_outer
+            from specgraft.targets.text import load_text, text_identity
+
+            outer: Any = load_outer(part.id, part.dtype, self.config.run.device, part.remote_code)
+            found = text_identity(load_text(part.id, part.remote_code))
+            files = found.pop("weight_files")
+            outer.given_identity = {**found, "weights": f"files {files}", "dtype": part.dtype}
+            return cast("Target", outer)
         return load_target(part.id, part.dtype, self.config.run.device, part.remote_code)
 
     @cached_property
@@ -84,6 +93,8 @@ class Session:
         from specgraft.regen.stats import data_summary
 
         elsewhere = self.config.regen.servers or self.config.regen.answers == "recorded"
+        if not elsewhere and self.config.capture.target == "outer":
+            raise ValueError('capture.target="outer": the target cannot answer in this process; name regen.servers')
         with self.timed("regen"):
             conversations = regen(self.config, self.run, self.text if elsewhere else self.target)
         write_json(self.run.data, data_summary(conversations, self.text.tokenizer))

@@ -387,6 +387,24 @@ def test_a_run_captures_through_a_server_and_its_gates_compare_with_the_target(m
         assert {name: gate["passed"] for gate in recorded(work.run) if "identity" in (name := gate["name"])} == {
             "token identity": True, "tap identity": True, "distribution identity": True,
         }  # fmt: skip
+        outer_target(path, work, server.url, writer.folder)
+
+
+def outer_target(path: Path, work: Session, url: str, folder: Path) -> None:
+    """The same run where the target is too large for this process: what cannot be compared is said, and must be allowed."""
+    settings = [f'capture.servers=["{url}"]', f'capture.states="{folder}"', 'capture.target="outer"', "train.steps=2", "train.validate_every=2"]
+    before = work.run.features.rename(work.run.root / "whole")
+    with pytest.raises(ValueError, match="gate 'tap identity' failed: not run: the target's layers are not loaded here"):
+        Session(load_config(path, settings)).capture()
+    outer = Session(load_config(path, settings), frozenset(["tap identity"]))
+    outer.capture()
+    assert not hasattr(outer.target, "layers")
+    gates = {gate["name"]: gate for gate in recorded(outer.run)}
+    assert gates["distribution identity"]["passed"] and "log-probabilities not run" in gates["distribution identity"]["detail"]
+    assert not gates["tap identity"]["passed"]
+    rows = [{entry["prompt_id"]: entry["digest"] for shard in read_json(place / "manifest.json")["shards"] for entry in shard["rows"]} for place in (before, outer.run.features)]
+    assert rows[0] == rows[1]
+    assert outer.train().name == "step-000002"
 
 
 def test_a_target_of_several_streams_is_captured_in_process(target, writer, tmp_path, monkeypatch) -> None:

@@ -70,9 +70,9 @@ def gap(served: Served, ids: list[int], timeout: float) -> float | None:
     answer.raise_for_status()
     if served.engine == "vllm":
         choices = answer.json().get("choices") or [{}]
-        rows = (choices[0].get("logprobs") or {}).get("top_logprobs") or [{}]
-        top = sorted(rows[0].values(), reverse=True)
-        return float(top[0] - top[1]) if len(top) > 1 else None
+        likely = (choices[0].get("logprobs") or {}).get("top_logprobs") or [{}]
+        values = sorted(likely[0].values(), reverse=True)
+        return float(values[0] - values[1]) if len(values) > 1 else None
     rows = answer.json().get("completion_probabilities") or []
     top = rows[0].get("top_logprobs") if rows else None
     return float(top[0]["logprob"] - top[1]["logprob"]) if top and len(top) > 1 else None

@@ -23,6 +23,11 @@ class Plain:
     logits: torch.Tensor  # [T, V] float32
 
 
+def whole(target: Target) -> bool:
+    """Whether its layers are here; `targets.outer` has none."""
+    return hasattr(target, "layers")
+
+
 def exact(target: Target, stored: str = "target") -> bool:
     """Whether two passes agree to rounding of float32. Sparse layers may not: groups of equal score (a rectified score is often
     0) are told apart by nothing, and another pass may read others of them. Nor do states that were `stored` in "fp8": they are

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from specgraft.check.reference import exact, plain_pass
+from specgraft.check.reference import exact, plain_pass, whole
 from specgraft.records import Conversation, Features, GateResult
 from specgraft.targets.model import Target
 
@@ -53,6 +53,8 @@ def tap_identity(
     nearest to its own layer: of the same direction and of the same size (which a norm applied to it would change), and
     nearer than to the layers beside it. `stored` is the dtype that states were kept in ("fp8", or the target's).
     """
+    if not whole(target):
+        return GateResult("tap identity", False, "not run: the target's layers are not loaded here, so nothing can be compared with them")
     rows = different_lengths(conversations)
     if not rows:
         return GateResult("tap identity", False, "not run: no conversations")
