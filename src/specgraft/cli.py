@@ -180,6 +180,24 @@ def served(engine: str, target: str) -> Path:
 
 
 @app.command()
+def cluster(
+    arguments: Arguments = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run where, and start nothing")] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="trainer ranks, as torchrun's --nproc-per-node times --nnodes")] = 1,
+    speed: Annotated[float, typer.Option("--tokens-per-second", min=0, help="tokens that all ranks take in a second, as measured; 0: unknown")] = 0.0,
+    hidden: Annotated[int, typer.Option(min=0, help="hidden size of a target that is no folder here")] = 0,
+) -> None:
+    """What a run needs of machines: who makes features, who trains, and what goes from the one to the other."""
+    from specgraft.plan.cluster import layout
+
+    config = read_arguments(arguments)
+    if not dry_run:
+        raise ValueError("cluster starts nothing: add --dry-run to see what would run where; `specgraft train` starts producers and trainer")
+    for line in layout(config, ranks, speed, hidden):
+        print(line)
+
+
+@app.command()
 def version() -> None:
     """Prints the version."""
     print(__version__)

@@ -75,14 +75,7 @@ def of_run(folder: Path, hidden: int = 0) -> Storage:
     rows = read_conversations(run.regen)
     if not rows:
         raise ValueError(f"{run.regen}: holds no answers; run regen first, or give --tokens")
-    shape = Path(str(target.get("id"))).expanduser() / "config.json"
-    streams = 1
-    if not hidden:
-        if not shape.is_file():
-            raise ValueError(f"target.id={target.get('id')!r} is no folder here: give --hidden")
-        known = read_json(shape)
-        known = known.get("text_config", known)
-        hidden, streams = known["hidden_size"], known.get("hc_count") or 1
+    hidden, streams = widths(str(target.get("id")), hidden)
     limit = part.get("max_length") or max(len(row.input_ids) for row in rows)
     taps = part.get("taps", "spread")
     return storage(
@@ -94,6 +87,19 @@ def of_run(folder: Path, hidden: int = 0) -> Storage:
         part.get("shard_tokens", SHARD_TOKENS),
         streams,
     )
+
+
+def widths(target: str, hidden: int = 0) -> tuple[int, int]:
+    """Hidden size and residual streams of a target, from its config.json; `hidden` > 0 is taken as it is. Raises ValueError where
+    there is no such file."""
+    if hidden:
+        return hidden, 1
+    shape = Path(target).expanduser() / "config.json"
+    if not shape.is_file():
+        raise ValueError(f"target.id={target!r} is no folder here: give --hidden")
+    known = read_json(shape)
+    known = known.get("text_config", known)
+    return known["hidden_size"], known.get("hc_count") or 1
 
 
 def size_text(count: int) -> str:
