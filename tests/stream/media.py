@@ -69,3 +69,45 @@ class Maker:
                 if row.prompt_id in self.broken:
                     found.last[0] = float("nan")
                 yield found
+
+
+class Held:
+    """What a fake producer holds: its speed, and when it breaks."""
+
+    def __init__(self, seconds: float = 0.0, refused: Sequence[str] = ()) -> None:
+        self.seconds, self.refused = seconds, set(refused)
+        self.asked: list[str] = []
+
+
+def made(held: Held, rows: Sequence[Conversation], broken: Sequence[str] = (), kill: str = "") -> list[Any]:
+    """As `capture.feed.produce`: parcels of rows. `broken` rows have bad states; `kill`: a file that is there once, and whoever finds it dies."""
+    import os
+    import signal
+    import time
+
+    from specgraft.stream.parcels import parcel
+
+    time.sleep(held.seconds * len(rows))
+    if kill:
+        try:
+            os.unlink(kill)
+        except FileNotFoundError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    held.asked += [row.prompt_id for row in rows]
+    if bad := held.refused & {row.prompt_id for row in rows}:
+        raise ValueError(f"no states for {min(bad)}")
+    found = [features(row) for row in rows]
+    for row in found:
+        if row.prompt_id in broken:
+            row.last[0] = float("nan")
+    return [parcel(row, False, fine) for row in found]
+
+
+def asked(held: Held) -> list[str]:
+    return held.asked
+
+
+def bytes_of(row: Conversation) -> int:
+    return len(row.input_ids) * 3 * 8 * 4

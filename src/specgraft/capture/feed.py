@@ -42,9 +42,10 @@ def opened(
 
 
 def local(config: RunConfig, target: Target, header: dict[str, Any], counts: Counts) -> Make:
-    """Rows made by the target in this process, or by servers."""
-    make = producer(config, target, header)
-    return in_a_thread(make, header["dtype"] == "fp8", fault_of, config.stream.bound_mb * 1e6, counts)
+    """Rows made by the target in this process, or by servers: half of the bound is for what these have ahead."""
+    bound = config.stream.bound_mb * 1e6 / (2 if config.capture.servers else 1)
+    make = producer(config, target, header, bound)
+    return in_a_thread(make, header["dtype"] == "fp8", fault_of, bound, counts)
 
 
 def row_bytes(header: Mapping[str, Any], streams: int) -> Callable[[Conversation], int]:

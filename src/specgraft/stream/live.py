@@ -20,7 +20,7 @@ from specgraft.stream.memory import MemoryStream
 from specgraft.stream.parcels import Failed, Parcel, parcel, unpacked
 from specgraft.stream.source import BadRows, rows_digest
 
-Batches = Iterable[Sequence[Conversation]]
+Batches = Iterable[list[Conversation]]
 Make = Callable[[Batches], Generator[Parcel | Failed]]  # of batches of rows, in that order; bounded ahead by itself
 
 
