@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import fcntl
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -387,7 +388,22 @@ def test_a_run_captures_through_a_server_and_its_gates_compare_with_the_target(m
         assert {name: gate["passed"] for gate in recorded(work.run) if "identity" in (name := gate["name"])} == {
             "token identity": True, "tap identity": True, "distribution identity": True,
         }  # fmt: skip
+        live_training(path, work, server.url, writer.folder)
         outer_target(path, work, server.url, writer.folder)
+
+
+def live_training(path: Path, work: Session, url: str, folder: Path) -> None:
+    """Training without a capture before it: states of servers give the losses of this process."""
+    losses = {}
+    for name, servers in (("here", "[]"), ("there", f'["{url}"]')):
+        settings = ['stream.medium="memory"', f"capture.servers={servers}", f'capture.states="{folder}"', f"run.name={name}"]
+        live = Session(load_config(path, [*settings, "train.steps=2", "train.validate_every=2"]))
+        shutil.copytree(work.run.regen, live.run.regen)
+        shutil.copytree(work.run.prompts, live.run.prompts)
+        live.train()
+        losses[name] = [row["loss"] for line in live.run.metrics.read_text().splitlines() if "loss" in (row := json.loads(line))]
+        assert not live.run.features.exists()
+    assert len(losses["here"]) == 2 and losses["here"] == losses["there"]
 
 
 def outer_target(path: Path, work: Session, url: str, folder: Path) -> None:

@@ -63,15 +63,21 @@ def feature_bytes(tokens: int, taps: int, hidden: int, width: int, streams: int 
     return tokens * ((taps + streams) * hidden * width + scales + 5)
 
 
-def producer(config: RunConfig, target: Target, header: dict[str, Any]) -> Producer:
-    """Who makes Features of batches of rows, in that order: servers where `capture.servers` names some, else this process."""
+def producer(config: RunConfig, target: Target, header: dict[str, Any], ahead_bytes: float = 0) -> Producer:
+    """Who makes Features of batches of rows, in that order: servers where `capture.servers` names some, else this process.
+
+    `ahead_bytes`: of features that servers make beyond the row that is wanted next, at most; 0: a shard.
+    """
     taps = header["taps"]
     if not config.capture.servers:
         return lambda batches: (row for batch in batches for row in capture_batch(target, batch, taps))
     if target.streams > 1:
         raise ValueError(f"capture.servers: a target with {target.streams} residual streams is captured in this process alone; leave them out")
     served = ServedStates(config.capture, header, target.num_layers)
-    return lambda batches: served.states(row for batch in batches for row in batch)
+    ahead = config.capture.shard_tokens
+    if ahead_bytes:
+        ahead = int(ahead_bytes / feature_bytes(1, len(taps), target.hidden_size, target.head.weight.element_size()))
+    return lambda batches: served.states((row for batch in batches for row in batch), ahead)
 
 
 def capture(config: RunConfig, run: RunDir, target: Target, conversations: Sequence[Conversation]) -> None:
