@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, multiprocessing
 
 from specgraft.capture.stage import feature_header
 from specgraft.run_dir import RunDir, write_text
+from specgraft.train import stage
 from specgraft.train.parallel.group import Group
 from specgraft.train.stage import train
 
@@ -51,10 +56,43 @@ def work(rank: int, size: int, folder: str, cases: list[Case]) -> None:
     group = Group(rank, size)
     for name, changes in cases:
         try:
-            train_case(Path(folder) / name, changes, group)
+            with disturbed(name, rank):
+                train_case(Path(folder) / name, changes, group)
         except ValueError as error:
             write_text(Path(folder) / f"{name}.{rank}.refused", f"{getattr(error, 'exit_code', 2)} {error}")
+        except SystemExit as error:
+            write_text(Path(folder) / f"{name}.{rank}.exit", str(error.code))
     distributed.destroy_process_group()
+
+
+@contextmanager
+def disturbed(name: str, rank: int) -> Iterator[None]:
+    """What befalls rank 1 alone in the runs of these names."""
+    if rank != 1 or name not in ("sigterm", "refused"):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "sigterm":
+            steps, learn = [], stage.gradients
+
+            def asked(*args: Any) -> Any:
+                steps.append(1)
+                if len(steps) == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return learn(*args)
+
+            patch.setattr(stage, "gradients", asked)
+        else:
+            shares = stage.step_shares
+
+            def damaged(*args: Any) -> Any:
+                yield next(shares(*args))
+                error = ValueError("shard 3 is damaged")
+                error.exit_code = 7  # type: ignore[attr-defined]
+                raise error
+
+            patch.setattr(stage, "step_shares", damaged)
+        yield
 
 
 def run_ranks(size: int, captured: Path, folder: Path, cases: list[Case]) -> None:

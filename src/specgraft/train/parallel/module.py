@@ -50,7 +50,7 @@ class Stepper:
         if group.size == 1:
             return
         if part.parallel == "ddp":
-            self.outer = DistributedDataParallel(self.step, broadcast_buffers=False)
+            self.outer = DistributedDataParallel(self.step)
             return
         half = None if part.compute == "float32" else getattr(torch, part.compute)
         gathered = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
