@@ -380,7 +380,7 @@ class StreamSection(Section):
     timeout: float = Field(300.0, gt=0, description="seconds for one answer of a producer; then it counts as dead")
     retries: int = Field(2, ge=0, description="restarts of a producer that died, and tries of a row after its first; then the run stops")
     bad_rows: Literal["stop", "skip"] = Field("stop", description="a row whose states are broken, or whose shard is damaged: stop, or leave it out and count it (1 % at most)")
-    staleness: int = Field(0, ge=0, le=8, description="branches: steps by which the drafter that draws them may lag behind, while they are scored")
+    staleness: int = Field(0, ge=0, le=0, description="branches: steps by which the drafter that draws them may lag behind; more than 0 is not built")
 
 
 class EvaluateSection(Section):
@@ -499,8 +499,6 @@ class RunConfig(Section):
             raise ValueError('stream.medium="ray": rollouts are decoded with the target in this process; set another stream.medium, or distill.slots')
         if part.medium == "ray" and self.drafters.warm_layers != "none":
             raise ValueError('stream.medium="ray": the trainer never loads the target\'s layers; set drafters.warm_layers="none", or another medium')
-        if part.staleness and origin != "branches":
-            raise ValueError(f"stream.staleness={part.staleness} is of branches, and these are {origin}: set it to 0")
         if part.keep and part.medium != "ray":
             raise ValueError('stream.keep belongs to stream.medium="ray": set "hybrid" to keep what this process makes, or take it out')
 
