@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ray
 
 
 def part(**more: Any) -> StreamSection:
-    return StreamSection(**{"medium": "ray", "cpus": 0.1, "start_timeout": 120, "timeout": 60, **more})
+    return StreamSection(**{"medium": "ray", "cpus": 0.1, "start_timeout": 600, "timeout": 120, **more})
 
 
 def live(crew: Crew, rows: Any, *arguments: Any, **more: Any) -> LiveSource:
@@ -61,7 +61,7 @@ def test_two_trainer_ranks_share_the_producers_each_with_its_own_order(pair: Cre
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert found == {rank: [f"p{n}" for n in range(rank, 30, 2)] for rank in range(2)}
 
 

@@ -18,7 +18,7 @@ from specgraft.run_dir import read_json
 from specgraft.train.checkpoint import checkpoints
 
 pytestmark = pytest.mark.ray
-RAY = ["stream.medium=ray", "stream.cpus=0.4", "stream.start_timeout=300", "stream.bound_mb=1"]
+RAY = ["stream.medium=ray", "stream.cpus=0.4", "stream.start_timeout=900", "stream.bound_mb=1"]
 PLAIN = ["train.rows=2", "train.anchors=2", "train.validate_every=25"]
 
 
