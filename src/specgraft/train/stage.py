@@ -137,16 +137,19 @@ class Loop:
         self.metrics: Metrics | None = None
         self.bar: Bar | None = None
 
+    def open_metrics(self) -> None:
+        """From the start: none of an earlier try's rows, step 0 included."""
+        board = self.run_dir.board if self.config.train.tensorboard else None
+        self.metrics = Metrics(self.run_dir.metrics, self.first or -1, board)
+        forget(self.run_dir, self.first)
+
     def tell(self, **row: Any) -> None:
         if self.metrics is not None:
             self.metrics.add(**row)
 
     def run(self) -> None:
         part, origin = self.config.train, self.begun.options.origin
-        if self.group.leads:
-            # from the start: none of an earlier try's rows, step 0 included
-            self.metrics = Metrics(self.run_dir.metrics, self.first or -1, self.run_dir.board if part.tensorboard else None)
-            forget(self.run_dir, self.first)
+        self.group.lead(self.open_metrics)
         shares = step_shares(
             self.begun.source, part.rows, part.anchors, self.config.drafters.draft_tokens, part.max_length, self.config.run.seed,
             self.first, part.steps, self.device if part.accumulate == 1 else torch.device("cpu"),
