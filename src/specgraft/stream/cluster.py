@@ -40,6 +40,7 @@ def connect(part: StreamSection) -> bool:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("stream.address is empty and several trainer ranks share the producers: start a cluster with `ray start --head` and name it")
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own switch for a node address of 127.0.0.1; read at import
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would let anything else on this machine starve the producers
     module = ray()
     if module.is_initialized():
         return False
