@@ -1,6 +1,6 @@
 """Ray producers with set speeds in front of trainers with set speeds: every sample once, the trainer's stall, bytes in the queue.
 
-    python benchmarks/stream.py [--samples 2000] [--ranks 2] [--step-seconds 0.2] [--factor 2] [--bound-mb 8] [--json PATH]
+    python benchmarks/stream.py [--samples 2000] [--ranks 2] [--step-seconds 0.2] [--factor 2] [--bound-mb 8] [--group 8] [--json PATH]
 
 Two producers sleep in place of a forward pass, one twice as long as the other; together they make `--factor` times as many rows a
 second as the trainer ranks take. Each rank is a process with its own order (its part of a permutation), asks through the crew of
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.2)
     parser.add_argument("--factor", type=float, default=2.0, help="rows a second of the producers over those of the trainers")
     parser.add_argument("--bound-mb", type=float, default=8.0)
-    parser.add_argument("--group", type=int, default=1)
+    parser.add_argument("--group", type=int, default=8, help="rows of a lease")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)

@@ -21,7 +21,7 @@ from specgraft.stream.leases import Lease, Leases, worked
 from specgraft.stream.live import Batches, Counts, Make
 from specgraft.stream.parcels import Failed, Parcel, from_wire, to_wire
 
-AHEAD = 2  # leases of one producer: one it works on, one that waits there
+AHEAD = 3  # leases of one producer: one it works on, two that wait there while answers travel
 
 
 class Lost(Exception):
@@ -72,13 +72,12 @@ class Member:
     def call(self, function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
         """What `function(held, *arguments)` gives there, and its seconds. Raises Lost, Dead, or what the function raised."""
         actor, generation = self.current()
-        errors, limit = self.crew.ray.exceptions, self.crew.part.timeout
+        errors, limit, hangs = self.crew.ray.exceptions, self.crew.part.timeout, False
         try:
             found: tuple[Any, float] = self.crew.ray.get(actor.ask.remote(function, *arguments), timeout=limit)
             return found
         except errors.GetTimeoutError:
-            self.crew.ray.kill(actor)
-            reason = f"gave no answer for {limit:g} s"
+            reason, hangs = f"gave no answer for {limit:g} s", True
         except errors.RayActorError as error:
             reason = cluster.one_line(error)
         except errors.RayTaskError as error:
@@ -89,7 +88,10 @@ class Member:
             if self.dead:
                 raise self.dead
             if generation == self.generation:
-                raise self._died(reason, False)
+                error = self._died(reason, False)
+                if hangs:  # not before it is counted: other threads wait for its answers too
+                    self.crew.ray.kill(actor)
+                raise error
         raise Lost(reason)
 
     def _died(self, reason: str, final: bool) -> Exception:
