@@ -20,10 +20,11 @@ from torch import distributed, multiprocessing
 from specgraft.capture.stage import feature_header
 from specgraft.run_dir import RunDir, write_text
 from specgraft.train import stage
+from specgraft.train.checkpoint import checkpoints
 from specgraft.train.parallel.group import Group
 from specgraft.train.stage import train
 
-Case = tuple[str, dict[str, Any]]  # name of the run, changes to its config
+Case = tuple[str, dict[str, Any]]  # name of the run (`name<other`: goes on from the first checkpoint of that one), changes to its config
 
 
 def module_at(name: str, path: Path) -> ModuleType:
@@ -54,7 +55,13 @@ def work(rank: int, size: int, folder: str, cases: list[Case]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store{size}", rank=rank, world_size=size)
     group = Group(rank, size)
-    for name, changes in cases:
+    for case, changes in cases:
+        name, _, other = case.partition("<")
+        if other and rank == 0:
+            shutil.copytree(Path(folder) / other, Path(folder) / name)
+            for later in checkpoints(Path(folder) / name / "checkpoints")[1:]:
+                shutil.rmtree(later)
+        distributed.barrier()
         try:
             with disturbed(name, rank):
                 train_case(Path(folder) / name, changes, group)
@@ -98,6 +105,6 @@ def disturbed(name: str, rank: int) -> Iterator[None]:
 def run_ranks(size: int, captured: Path, folder: Path, cases: list[Case]) -> None:
     """Every case trained by `size` ranks, in folder/name."""
     for name, _ in cases:
-        if not (folder / name).exists():
+        if "<" not in name:
             shutil.copytree(captured, folder / name)
     multiprocessing.spawn(work, (size, str(folder), cases), nprocs=size)
