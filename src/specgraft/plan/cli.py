@@ -9,17 +9,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from specgraft.config import read_arguments
 from specgraft.log import say
 from specgraft.plan.breakeven import Choice, choices, plain_step_ms
+from specgraft.plan.budget import Budget, Line
 from specgraft.plan.published import Published, published_table
 from specgraft.plan.storage import SHARD_TOKENS, of_run, size_text, storage
 from specgraft.plan.table import Row, breakeven_table
+from specgraft.plan.units import given, over, units_of
 from specgraft.run_dir import write_json
 
 app = typer.Typer(
-    help="Before spending GPUs: does a drafter pay, and what do its features weigh?", no_args_is_help=True
+    help="Before spending GPUs: does a drafter pay, what do its features weigh, and what does a run take?", no_args_is_help=True
 )
 
 JsonPath = Annotated[Path | None, typer.Option("--json", help="also write the numbers to this file")]
@@ -111,6 +115,45 @@ def storage_command(
             table.add_row(what, f"{count:,} B" if count < 1_000_000 else size_text(count))
         _show([table])
         _write(json, need.to_json())
+
+
+@app.command("run")
+def run_command(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="RUN.toml [section.key=value]...", help="run file, then overrides")] = None,
+    hidden: Annotated[int, typer.Option(min=0, help="hidden size of a target that is no folder here")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, help="trainer ranks, a GPU each")] = 1,
+    producers: Annotated[int, typer.Option(min=0, help="servers, actors; 0: those of the run file")] = 0,
+    producer_gpus: Annotated[float | None, typer.Option(help="GPUs of one server")] = None,
+    conversation_tokens: Annotated[float | None, typer.Option(help="mean of a conversation, prompt and answers")] = None,
+    answer_tokens: Annotated[float | None, typer.Option(help="of them written by the target")] = None,
+    answer_tokens_per_second: Annotated[float | None, typer.Option(help="written by one server")] = None,
+    producer_tokens_per_second: Annotated[float | None, typer.Option(help="prefilled by one producer, states handed over")] = None,
+    rank_tokens_per_second: Annotated[float | None, typer.Option(help="trained on by one rank that never waits")] = None,
+    measured: Annotated[Path | None, typer.Option("--from", help="folder of a run: what is not given above is read from its answers, timing.json, metrics.jsonl")] = None,
+    from_ranks: Annotated[int, typer.Option(min=1, help="trainer ranks of that run")] = 1,
+    json: JsonPath = None,
+) -> None:
+    """What a run will take: storage, network, time, GPU hours, from its run file and measured unit costs."""
+    with _one_line():
+        config = read_arguments(arguments)
+        own = given(
+            conversation_tokens=conversation_tokens, answer_tokens=answer_tokens, answer_tokens_per_second=answer_tokens_per_second,
+            producer_tokens_per_second=producer_tokens_per_second, rank_tokens_per_second=rank_tokens_per_second, producer_gpus=producer_gpus,
+        )  # fmt: skip
+        units = own if measured is None else over(own, units_of(measured, config, from_ranks))
+        lines = list(Budget(config, units, hidden, ranks, producers).lines())
+        _show([_budget_view(config.run.name, lines)])
+        _write(json, {"lines": [line.to_json() for line in lines]})
+
+
+def _budget_view(name: str, lines: Sequence[Line]) -> Table:
+    table = Table(title=f"What {name} takes")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_column("note", overflow="fold")
+    for line in lines:
+        table.add_row(line.what, line.text, escape(line.note))
+    return table
 
 
 def _plain(plain_ms: float | None, plain_tps: float | None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specgraft.config import RunConfig
-from specgraft.plan.storage import size_text, storage, widths
+from specgraft.plan.storage import of_config, size_text, widths
 
 MEDIA = {
     "disk": "shards that `specgraft capture` wrote before",
@@ -15,6 +15,12 @@ MEDIA = {
 }
 
 
+def refuse_ranks(config: RunConfig, ranks: int) -> None:
+    """Raises ValueError where the rows of a step cannot be shared out evenly."""
+    if config.train.rows % ranks:
+        raise ValueError(f"--ranks {ranks}: train.rows={config.train.rows} is no multiple of it, so ranks would do unequal work")
+
+
 def layout(config: RunConfig, ranks: int = 1, speed: float = 0.0, hidden: int = 0) -> Iterator[str]:
     """Lines for the terminal. `speed`: tokens that all ranks take in a second, 0 where nobody has measured it.
 
@@ -22,11 +28,9 @@ def layout(config: RunConfig, ranks: int = 1, speed: float = 0.0, hidden: int = 
     """
     part, capture = config.stream, config.capture
     hidden, streams = widths(config.target.id, hidden)
-    taps = len(capture.taps) if isinstance(capture.taps, list) else capture.tap_count
-    dtype = "fp8" if capture.dtype == "fp8" else config.target.dtype
-    token = storage(1, taps, hidden, dtype, 1, streams=streams).bytes_per_token
-    if config.train.rows % ranks:
-        raise ValueError(f"--ranks {ranks}: train.rows={config.train.rows} is no multiple of it, so ranks would do unequal work")
+    one = of_config(config, (hidden, streams), 1, 1)
+    token, taps, dtype = one.bytes_per_token, one.taps, one.dtype
+    refuse_ranks(config, ranks)
     yield f"features   {MEDIA[part.medium]}{', and kept as shards' if part.keep else ''}"
     if part.medium == "ray":
         where = f"the cluster at {part.address}" if part.address else "a cluster of this machine, on loopback, started and ended with the run"

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specgraft.config import RunConfig
 from specgraft.records import read_conversations
 from specgraft.run_dir import RunDir, read_json
 
@@ -62,6 +63,14 @@ def storage(
     rows = conversations or -(-tokens // ROW_TOKENS)
     headers = rows * ROW_BYTES + -(-tokens // shard_tokens) * SHARD_BYTES
     return Storage(tokens, taps, hidden, dtype, states, per_token, rows, headers, tokens * per_token + headers)
+
+
+def of_config(config: RunConfig, width: tuple[int, int], tokens: int, conversations: int, dtype: str = "") -> Storage:
+    """What a run file keeps of so many tokens, or, with a `dtype` of its own, what travels of them. `width`: see `widths`."""
+    part = config.capture
+    taps = len(part.taps) if isinstance(part.taps, list) else part.tap_count
+    kept = dtype or ("fp8" if part.dtype == "fp8" else config.target.dtype)
+    return storage(tokens, taps, width[0], kept, conversations, part.shard_tokens, width[1])
 
 
 def of_run(folder: Path, hidden: int = 0) -> Storage:
