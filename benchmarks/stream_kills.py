@@ -76,9 +76,10 @@ class Attempt:
         self.handle.close()
 
 
-def disturbed(command: list[str], run: RunDir, kills: int, choose: random.Random, total: int, log: Path) -> dict[str, Any]:
+def disturbed(command: list[str], run: RunDir, kinds: list[str], choose: random.Random, total: int, log: Path) -> dict[str, Any]:
+    """Runs the command until the training is through, with kills of these kinds, in turn, at random times."""
     did: list[dict[str, Any]] = []
-    starts = 0
+    starts, kills = 0, len(kinds)
     while True:
         attempt, began = Attempt(command, log), time.time()
         starts += 1
@@ -87,7 +88,7 @@ def disturbed(command: list[str], run: RunDir, kills: int, choose: random.Random
             if end is None and steps_done(run) and run.metrics.stat().st_mtime > began:  # it has begun its steps
                 end = time.monotonic() + choose.uniform(0.0, 2.0)
             if end is not None and time.monotonic() > end and len(did) < kills:
-                kind = choose.choice(["producer", "trainer", "node"])
+                kind = kinds[len(did)]
                 pid = victim(attempt.process.pid, kind)
                 if pid is not None:
                     children = below(attempt.process.pid)
@@ -120,6 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arguments", nargs="+")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kinds", nargs="*", default=[], help="what is killed, in turn; else drawn from producer, trainer, node")
+    parser.add_argument("--whole-medium", default="ray", help="stream.medium of the undisturbed run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -132,8 +135,11 @@ def main() -> None:
         shutil.copytree(source.root, run.root, ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
         command = [sys.executable, "-m", "specgraft.cli", "train", *args.arguments, f"run.name={run.root.name}"]
         began = time.monotonic()
-        kills = args.kills if name == "killed" else 0
-        found[name] = disturbed(command, run, kills, random.Random(args.seed), config.train.steps, run.root / "train.log")
+        if name == "whole":
+            command.append(f"stream.medium={args.whole_medium}")
+        choose = random.Random(args.seed)
+        kinds = [args.kinds[n % len(args.kinds)] if args.kinds else choose.choice(["producer", "trainer", "node"]) for n in range(args.kills)]
+        found[name] = disturbed(command, run, kinds if name == "killed" else [], choose, config.train.steps, run.root / "train.log")
         found[name]["seconds"] = time.monotonic() - began
     rows = [
         [(row["step"], row["loss"], row["grad_norm"]) for row in read_metrics(run.metrics) if row["kind"] == "train"] for run in runs.values()

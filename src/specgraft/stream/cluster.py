@@ -71,6 +71,6 @@ def one_line(error: BaseException) -> str:
     """Of Ray's reports, which hold a traceback, what went wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line.partition("Worker exit detail:") for line in lines]
-    if found := [f"{head.rpartition('Worker exit type:')[2].strip()}: {tail.strip()}" for head, mark, tail in told if mark]:
+    if found := [f"{head.rpartition('orker exit type:')[2].strip()}: {tail.strip()}" for head, mark, tail in told if mark]:
         return found[0].partition(" Some common causes")[0]
     return lines[-1] if lines else type(error).__name__
