@@ -17,6 +17,9 @@ from specgraft.drafters.shared import Shared
 from specgraft.ops.vocab_loss.chunked import weighted_losses
 from specgraft.ops.vocab_loss.naive import POINTWISE, Rows, SlotLosses
 
+# every sum over slots that a step may tell; ranks must send the same ones, also where one of them has none
+SUMS = ("count", "bce", *SlotLosses._fields, "selector", "taught", "recall", "mass", "picked", "oracle", "path", "accepted")
+
 
 @dataclass(frozen=True)
 class Inputs:

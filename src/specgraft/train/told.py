@@ -15,11 +15,9 @@ from typing import Any
 import torch
 
 from specgraft.distill.objective import Outcome
+from specgraft.distill.parts import SUMS
 from specgraft.distill.ranks import total, world
-from specgraft.ops.vocab_loss.naive import SlotLosses
 
-# every sum over slots that an objective may tell; ranks must send the same ones, also where one of them has none
-SUMS = ("count", "bce", *SlotLosses._fields, "selector", "taught", "recall", "mass", "picked", "oracle", "path", "accepted")
 BY_SLOT = ("alpha", "hit", "recall", "mass", "oracle", "path")  # one plus the sum of `oracle` or `path` is an accept length
 # of the machine, not of the training
 MEASURED = (
