@@ -37,17 +37,25 @@ Arguments = Annotated[
 Allow = Annotated[list[str] | None, typer.Option("--allow", help="go on although this gate fails; written into gates.json")]
 
 
-def session(arguments: list[str] | None, allow: list[str] | None = None, default: Path | None = None) -> Any:
+def session(arguments: list[str] | None, allow: list[str] | None = None, default: Path | None = None, small: bool = False) -> Any:
     config = read_arguments(arguments, default)
+    if small:
+        from specgraft.pilot.tiny import tiny
+
+        config = tiny(config)
     from specgraft.run import Session
 
     return Session(config, frozenset(allow or []))
 
 
 @app.command()
-def pilot(arguments: Arguments = None, allow: Allow = None) -> None:
+def pilot(
+    arguments: Arguments = None,
+    allow: Allow = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="the run file's graph on a random target of 48 layers, in RUN-tiny: for targets that fit no machine here")] = False,
+) -> None:
     """All of it, small, on the embedded target: regen, capture, train, evaluate, export, check, report."""
-    work = session(arguments, allow, PILOT)  # a faulty run file costs no torch import
+    work = session(arguments, allow, PILOT, tiny)  # a faulty run file costs no torch import
     from specgraft.pilot.stage import pilot
 
     pilot(work)

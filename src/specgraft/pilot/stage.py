@@ -22,10 +22,13 @@ from specgraft.train.setup import mask_token
 def pilot(work: Session) -> dict[str, Any]:
     """Runs what is missing of a run and returns its summary. A gate that fails stops it (GateError)."""
     config, run = work.config, work.run
+    if config.capture.target == "outer":
+        raise ValueError('capture.target="outer": the pilot decodes with the whole target; add --tiny, or run regen, train, export and bench one by one')
     say(f"run: {run.root}")
     conversations = work.regen()
     work.passed(work.token_gates(conversations))
-    work.capture()
+    if config.stream.medium == "disk":  # else features are made, and their gates run, while training
+        work.capture()
     exported = work.exportable()
     work.passed([judge_overfit(overfitted(work, conversations), config.drafters.draft_tokens)])
     work.train()
