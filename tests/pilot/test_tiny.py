@@ -70,3 +70,23 @@ def test_the_gate_holds_the_last_layer_before_the_final_norm(small: RunConfig) -
 
     found = tap_identity(target, normed, rows, TAPS)
     assert not found.passed and "tap 47" in found.detail and "its own layer with the final norm applied" in found.detail
+
+
+def test_the_whole_graph_runs_and_every_gate_holds(small: RunConfig) -> None:
+    """Answers, features made while training, training, decoding, export, report: half a minute on a quiet core."""
+    threads = torch.get_num_threads()
+    sizes = {
+        "prompts": {"train": 5, "held_out": 2, "domains": {"chat": 1.0}}, "regen": {"greedy_share": 1.0, "max_new_tokens": 17},
+        "train": {"steps": 2, "rows": 2}, "evaluate": {"prompts": 2, "sampled_prompts": 0, "speed_prompts": 0, "examples": 0, "max_new_tokens": 8},
+    }  # fmt: skip
+    values = small.model_dump()
+    for section, part in sizes.items():
+        values[section] |= part
+    work = Session(RunConfig.model_validate(values))
+    try:
+        summary = pilot(work)
+    finally:
+        torch.set_num_threads(threads)
+    assert set(summary["gates"]) == {"token identity", "tap identity", "distribution identity", "overfit", "agreement", "lossless", "export"}
+    assert all(summary["gates"].values()) and summary["lossless_mismatches"] == 0
+    assert work.run.export.is_dir() and work.run.report.is_file() and not work.run.features.exists()
