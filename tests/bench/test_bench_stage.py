@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 from sse_server import Script, SseServer
 
-from specgraft.bench.load import Item, Served
-from specgraft.bench.stage import Plan, bench
+from specgraft.bench.load import Answered, Item, Served
+from specgraft.bench.stage import Cell, Plan, bench, unsteady
 from specgraft.bench.table import COLUMNS, cells, show
 from specgraft.bench.words import headline
 from specgraft.config import BenchSection
@@ -60,7 +60,7 @@ def test_every_cell_is_measured_and_compared(tmp_path):
         assert row["accept_length"] == pytest.approx(5 / 3) and row["accept_length_pooled"] == pytest.approx(1 + 2 / 3)
         assert row["survival"] == [pytest.approx(2 / 3)] and row["speedup"] > 0 and row["break_even"] > 0
         assert row["model_check"]["model"] > 0
-    assert [row["lossless"] for row in rows if "lossless" in row] == [{"prompts": 4, "differ": 0, "ties": 0, "gaps": []}] * 2
+    assert [row["lossless"] for row in rows if "lossless" in row] == [{"prompts": 4, "differ": 0, "ties": 0, "plain_differ": 0, "gaps": []}] * 2
     assert found["suites"] == {"mt": 2, "code": 2}
     seeds = [[body["seed"] for body in script.asked if body["temperature"] == 1.0] for script in servers.scripts]
     assert sorted(seeds[0]) == sorted(seeds[1])  # the same draws for both contenders
@@ -113,7 +113,7 @@ def test_texts_that_differ_are_counted_and_ties_are_told(tmp_path, alternate):
 
     what = plan(temperatures=[0.0], concurrency=[1], alternate=alternate)
     rows = bench(what, tmp_path, launch)["rows"]
-    assert rows[1]["lossless"] == {"prompts": 4, "differ": 4, "ties": 4, "gaps": [pytest.approx(0.005)] * 4}
+    assert rows[1]["lossless"] == {"prompts": 4, "differ": 4, "ties": 4, "plain_differ": 0, "gaps": [pytest.approx(0.005)] * 4}
     assert started == ["", "d.gguf"] + [""] * (not alternate)  # where only one fits, the plain one is started again
     assert bench(what, tmp_path, launch)["rows"] == rows and len(started) == 3 - alternate
 
@@ -130,3 +130,11 @@ def test_losses_are_said_first_with_reason_and_best_length():
     assert said[0].startswith("q4 with d: speculation loses everywhere (0.50 to 0.80 times plain decoding); one at a time a step takes as long as 3.10 plain ones and commits 1.50 tokens")
     assert said[0].endswith("No draft length pays; the least bad is 1, 0.90 times plain.")
     assert said[1] == "bf16 with d: 1.10 to 1.10 times plain decoding." and said[2].startswith("f32 with d: speculation loses in 1 of 2 cells")
+
+
+def test_texts_of_an_engine_that_differ_without_a_drafter_are_told():
+    def cell(*texts):
+        return Cell([Answered("a", str(n % 2), n // 2, ids, "length", 0.1, 1.0) for n, ids in enumerate(texts)], [1.0], None)
+
+    one, eight = cell([1], [2], [1], [2]), cell([1], [3], [1], [2])
+    assert unsteady([one]) == 0 and unsteady([eight, one]) == 1

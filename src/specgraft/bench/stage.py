@@ -170,10 +170,11 @@ def _parted(plan: Plan, folder: Path, model: str) -> Iterator[tuple[str, dict[st
 
 def _probe(plan: Plan, folder: Path, model: str, served: Served) -> None:
     """Writes pass times of the plain server (llama.cpp), and how near the tokens were where greedy texts part."""
-    longest = max(plan.items, key=lambda item: len(item.ids)).ids
+    by_length = sorted((item.ids for item in plan.items), key=len)
+    middle = by_length[len(by_length) // 2]  # steps are means over all prompts
     most = max((len(read_cell(folder, model, name, *cell).survival) for name in plan.drafters for cell in plan.cells), default=0)
-    widths = list(range(1, most + 2)) if most and len(longest) > most + 2 and served.engine == "llamacpp" else []
-    passes = pass_ms(served, longest, widths, 5, plan.part.timeout) if widths else {}
+    widths = list(range(1, most + 2)) if most and len(middle) > most + 2 and served.engine == "llamacpp" else []
+    passes = pass_ms(served, middle, widths, 5, plan.part.timeout) if widths else {}
     prompts = {(item.suite, item.id): item.ids for item in plan.items}
     gaps = {key: gap(served, prompts[row["suite"], row["id"]] + row["before"], plan.part.timeout) for key, row in _parted(plan, folder, model)}
     write_json(probes_path(folder, model), {"pass_ms": {str(width): value for width, value in passes.items()}, "gaps": gaps})
@@ -196,6 +197,15 @@ def read_cell(folder: Path, model: str, drafter: str, temperature: float, width:
     return Cell([Answered(**answer) for answer in data["answers"]], data["seconds"], counters or None)
 
 
+def unsteady(cells: Sequence[Cell]) -> int:
+    """Prompts whose greedy answers are not all the same over these cells and their repeats: an engine's own noise of batching."""
+    texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
+    for cell in cells:
+        for answer in cell.answers:
+            texts.setdefault((answer.suite, answer.id), set()).add(tuple(answer.ids))
+    return sum(len(found) > 1 for found in texts.values())
+
+
 def rows_of(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """One row a cell, contenders beside no drafter compared with it."""
     rows = []
@@ -215,7 +225,8 @@ def rows_of(plan: Plan, folder: Path) -> list[dict[str, Any]]:
                     parted = same_text(cell.answers, plain.answers)
                     gaps = [probes.get("gaps", {}).get(f"{name}/c{width}/{r['suite']}/{r['id']}") for r in parted]
                     ties = sum(value is not None and value < TIES for value in gaps)
-                    row["lossless"] = {"prompts": len(plan.items), "differ": len(parted), "ties": ties, "gaps": gaps}
+                    alone = unsteady([plain, read_cell(folder, model, NONE, 0, min(plan.part.concurrency))])
+                    row["lossless"] = {"prompts": len(plan.items), "differ": len(parted), "ties": ties, "plain_differ": alone, "gaps": gaps}
                 size = len(found["survival"])
                 if width == 1 and size and size + 1 in passes and found["step_ms"] and base["step_ms"]:
                     row["verify_ms"] = passes[size + 1]

@@ -53,4 +53,5 @@ def _same(found: dict[str, Any] | None) -> str:
         return ""
     same = found["prompts"] - found["differ"]
     ties = f", {found['ties']} ties" if found["differ"] else ""
-    return f"{same} of {found['prompts']}{ties}"
+    alone = f"; plain with itself {found['prompts'] - found['plain_differ']}" if found.get("plain_differ") else ""
+    return f"{same} of {found['prompts']}{ties}{alone}"

@@ -32,12 +32,12 @@ def _sentence(model: str, drafter: str, rows: list[dict[str, Any]], worst: dict[
     length, needed = single["accept_length_pooled"], single.get("break_even")
     reason = (
         f"; one at a time a step takes as long as {needed:.2f} plain ones and commits {length:.2f} tokens"
-        f" (the target's pass over them {single['verify_ms']:.1f} of {single['step_ms']:.1f} ms)"
+        + (f" (the target's pass over them {single['verify_ms']:.1f} of {single['step_ms']:.1f} ms)" if single["verify_ms"] < single["step_ms"] else "")
     )
     advice = single["best"]
     more = (
-        f". Best draft length here: {advice['at']}, {advice['speedup']:.2f} times plain"
+        f". Best draft length here: {advice['at']}, {advice['speedup']:.2f} times plain, prefill left out"
         if advice["draft_tokens"]
-        else f". No draft length pays; the least bad is {advice['at']}, {advice['speedup']:.2f} times plain"
+        else f". No draft length pays; the least bad is {advice['at']}, {advice['speedup']:.2f} times plain, prefill left out"
     )
     return head + reason + more + "."

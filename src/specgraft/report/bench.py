@@ -77,7 +77,8 @@ def _same(value: Any) -> str:
     if not isinstance(value, dict):
         return ""
     ties = f", {value['ties']} of them ties" if value["differ"] else ""
-    return f"{value['prompts'] - value['differ']} of {value['prompts']} the same{ties}"
+    alone = f"; plain decoding with itself {value['prompts'] - value['plain_differ']}" if value.get("plain_differ") else ""
+    return f"{value['prompts'] - value['differ']} of {value['prompts']} the same{ties}{alone}"
 
 
 def _model(rows: list[dict[str, Any]]) -> Table | None:
