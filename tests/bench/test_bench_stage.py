@@ -128,7 +128,7 @@ def test_losses_are_said_first_with_reason_and_best_length():
     assert [(one["model"], one["low"], one["high"]) for one in found] == [("q4", 0.5, 0.8), ("bf16", 1.1, 1.1), ("f32", 0.9, 1.2)]
     said = [one["text"] for one in found]
     assert said[0].startswith("q4 with d: speculation loses everywhere (0.50 to 0.80 times plain decoding); one at a time a step takes as long as 3.10 plain ones and commits 1.50 tokens")
-    assert said[0].endswith("No draft length pays; the least bad is 1, 0.90 times plain.")
+    assert said[0].endswith("No draft length pays; the least bad is 1, 0.90 times plain, prefill left out.")
     assert said[1] == "bf16 with d: 1.10 to 1.10 times plain decoding." and said[2].startswith("f32 with d: speculation loses in 1 of 2 cells")
 
 
