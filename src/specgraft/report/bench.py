@@ -56,8 +56,8 @@ def _cells(rows: list[dict[str, Any]]) -> Table:
     table = [
         (
             plain(row["model"]), plain(row["drafter"]), plain(row["temperature"]), plain(row["concurrency"]),
-            number(row.get("tokens_per_second"), 1), number(row.get("speedup"), 2), number(row.get("accept_length"), 2),
-            number(row.get("accept_length_pooled"), 2), number(row.get("break_even"), 2), number(row.get("step_ms"), 1),
+            number(row.get("tokens_per_second"), 1), _or_nothing(row.get("speedup")), _or_nothing(row.get("accept_length")),
+            _or_nothing(row.get("accept_length_pooled")), _or_nothing(row.get("break_even")), number(row.get("step_ms"), 1),
             _pair(row.get("first_ms"), 0), _pair(row.get("token_ms"), 1), _same(row.get("lossless")),
         )
         for row in rows
@@ -67,6 +67,11 @@ def _cells(rows: list[dict[str, Any]]) -> Table:
         "First and token times: median / 95th percentile over requests."
     )
     return Table(columns, table, numeric=tuple(range(2, 12)), caption=caption)
+
+
+def _or_nothing(value: Any) -> str:
+    """Empty where there is nothing to measure: a row without a drafter."""
+    return number(value, 2) if is_number(value) else ""
 
 
 def _pair(value: Any, digits: int) -> str:

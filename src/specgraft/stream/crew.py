@@ -88,10 +88,10 @@ class Member:
             if self.dead:
                 raise self.dead
             if generation == self.generation:
-                error = self._died(reason, False)
+                told = self._died(reason, False)
                 if hangs:  # not before it is counted: other threads wait for its answers too
                     self.crew.ray.kill(actor)
-                raise error
+                raise told
         raise Lost(reason)
 
     def _died(self, reason: str, final: bool) -> Exception:
