@@ -16,6 +16,8 @@ COLUMNS = ("model", "drafter", "T", "at a time", "tokens/s", "times plain", "acc
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Prints the sentences, losses first, and every cell, to stdout."""
     console = Console(highlight=False)
+    if not console.is_terminal:  # a file has no width
+        console = Console(highlight=False, width=180)
     for said in headline(rows):
         console.print(said["text"], markup=False)
     table = Table(*COLUMNS, title="accept length counts the bonus token: request mean with equal weight per suite, and pooled")
