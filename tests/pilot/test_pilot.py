@@ -72,7 +72,7 @@ def test_every_stage_leaves_its_files_whole(done: Done) -> None:
     left = {path.name for path in done.root.iterdir()}
     assert left == {
         "config.json", "prompts", "regen", "data.json", "features", "checkpoints", "metrics.jsonl", "evaluate.json", "confidence.json", "export",
-        "gates.json", "overfit.json", "summary.json", "report.html", "timing.json",
+        "gates.json", "overfit.json", "summary.json", "report.html", "timing.json", ".features.lock",
     }  # fmt: skip
     assert not [path for path in done.root.rglob(".*") if path.name.endswith("tmp")]
     assert [path.name for path in sorted((done.root / "checkpoints").iterdir())] == ["step-000004", "step-000008"]
@@ -95,7 +95,7 @@ def test_a_second_run_repeats_no_work_and_ends_with_the_same_numbers(done: Done,
     from specgraft.train import stage as train_stage
 
     for module, name in (
-        (regen_stage, "generate"), (capture_stage, "capture_batch"), (stage, "overfit"), (train_stage, "objective"),
+        (regen_stage, "generate"), (capture_stage.ShardWriter, "add"), (stage, "overfit"), (train_stage, "objective"),
         (evaluate_stage, "decode"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *args, name=name: pytest.fail(f"{name} ran again"))
