@@ -1,9 +1,9 @@
 """Random kill -9 of a producer, the trainer, or the Ray node process in a run with Ray producers; the end is the undisturbed run's.
 
-    python benchmarks/stream_kills.py RUN.toml [section.key=value]... [--kills 20] [--seed 0] [--json PATH]
+    python benchmarks/stream_kills.py RUN.toml [section.key=value]... [--kills 20] [--within 2] [--seed 0] [--json PATH]
 
 RUN.toml is a run whose prompts are answered already (`specgraft regen RUN.toml`), with `stream.medium = "ray"`. It is trained once
-undisturbed, and once with a kill at a random time after the trainer has begun its steps; a trainer that is gone, or stopped in one
+undisturbed, and once with kills at random times, the first `--within` seconds of the trainer's first step; a trainer that is gone, or stopped in one
 line, is started again and goes on from its last checkpoint. Compared: final weights and optimiser, bit for bit, and that every
 step stands in metrics.jsonl once with the loss of the undisturbed run. Only processes below the trainer that was started here are killed.
 """
@@ -76,7 +76,7 @@ class Attempt:
         self.handle.close()
 
 
-def disturbed(command: list[str], run: RunDir, kinds: list[str], choose: random.Random, total: int, log: Path) -> dict[str, Any]:
+def disturbed(command: list[str], run: RunDir, kinds: list[str], choose: random.Random, total: int, log: Path, within: float) -> dict[str, Any]:
     """Runs the command until the training is through, with kills of these kinds, in turn, at random times."""
     did: list[dict[str, Any]] = []
     starts, kills = 0, len(kinds)
@@ -86,7 +86,7 @@ def disturbed(command: list[str], run: RunDir, kinds: list[str], choose: random.
         end: float | None = None
         while attempt.process.poll() is None:
             if end is None and steps_done(run) and run.metrics.stat().st_mtime > began:  # it has begun its steps
-                end = time.monotonic() + choose.uniform(0.0, 2.0)
+                end = time.monotonic() + choose.uniform(0.0, within)
             if end is not None and time.monotonic() > end and len(did) < kills:
                 kind = kinds[len(did)]
                 pid = victim(attempt.process.pid, kind)
@@ -101,7 +101,7 @@ def disturbed(command: list[str], run: RunDir, kinds: list[str], choose: random.
                         for child in children:
                             if Path("/proc", str(child)).exists() and "ray" in below_line(child):
                                 os.kill(child, signal.SIGKILL)
-                end = time.monotonic() + choose.uniform(0.5, 3.0)
+                end = time.monotonic() + choose.uniform(0.25, 1.5) * within
             time.sleep(0.02)
         attempt.clean()
         if attempt.process.returncode == 0 and steps_done(run) == total:
@@ -121,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("arguments", nargs="+")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--within", type=float, default=2.0)
     parser.add_argument("--kinds", nargs="*", default=[], help="what is killed, in turn; else drawn from producer, trainer, node")
     parser.add_argument("--whole-medium", default="ray", help="stream.medium of the undisturbed run")
     parser.add_argument("--seed", type=int, default=0)
@@ -139,7 +140,7 @@ def main() -> None:
             command.append(f"stream.medium={args.whole_medium}")
         choose = random.Random(args.seed)
         kinds = [args.kinds[n % len(args.kinds)] if args.kinds else choose.choice(["producer", "trainer", "node"]) for n in range(args.kills)]
-        found[name] = disturbed(command, run, kinds if name == "killed" else [], choose, config.train.steps, run.root / "train.log")
+        found[name] = disturbed(command, run, kinds if name == "killed" else [], choose, config.train.steps, run.root / "train.log", args.within)
         found[name]["seconds"] = time.monotonic() - began
     rows = [
         [(row["step"], row["loss"], row["grad_norm"]) for row in read_metrics(run.metrics) if row["kind"] == "train"] for run in runs.values()

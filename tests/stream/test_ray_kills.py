@@ -23,11 +23,12 @@ def test_a_run_whose_trainer_and_node_are_killed_ends_as_the_undisturbed_one(
     """Slow, as a cluster is started anew behind every kill: half a minute on two quiet CPUs. Twenty kills: the benchmark."""
     run_file = make_run_file(tmp_path)
     Session(load_config(run_file)).regen()
-    more = ["stream.medium=ray", "stream.bound_mb=1", "stream.retries=9", "train.rows=2", "train.anchors=2", "train.steps=60"]
-    loop = ["train.checkpoint_every=5", "train.validate_every=60"]
-    command = [sys.executable, str(BENCHMARK), str(run_file), *more, *loop, "--kills", "2", "--kinds", "trainer", "node", "--whole-medium", "memory"]
+    more = ["stream.medium=ray", "stream.bound_mb=1", "stream.retries=9", "train.rows=2", "train.anchors=2", "train.steps=100"]
+    loop = ["train.checkpoint_every=10", "train.validate_every=100"]
+    command = [sys.executable, str(BENCHMARK), str(run_file), *more, *loop, "--kills", "2", "--kinds", "trainer", "node", "--whole-medium", "memory", "--within", "0.4"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["weights_and_optimiser_identical"] and found["every_step_once_with_its_loss"], found
-    assert found["kills"] == {"trainer": 1, "node": 1} and found["starts"] == 3 and found["longest_seconds_to_end"] < 120
+    assert found["kills"] == {"trainer": 1, "node": 1} and found["longest_seconds_to_end"] < 120
+    assert found["starts"] in (2, 3)  # a trainer that has all its rows already outlives the node
