@@ -32,7 +32,7 @@ def there(engine: str) -> str:
 
 @pytest.mark.engine
 @pytest.mark.smollm2
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"sglang-loader"}))  # that one serves nothing
 def test_a_real_server_answers_as_this_process_does(engine, tmp_path):
     if why := there(engine):
         pytest.skip(why)
