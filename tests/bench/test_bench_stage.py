@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 from sse_server import Script, SseServer
 
+from specgraft.bench.launch import Launcher
 from specgraft.bench.load import Answered, Item, Served
 from specgraft.bench.stage import Cell, Plan, bench, unsteady
 from specgraft.bench.table import COLUMNS, cells, show
@@ -94,6 +95,15 @@ def test_other_settings_are_refused(tmp_path):
     bench(plan(temperatures=[0.0], concurrency=[1]), tmp_path, Servers())
     with pytest.raises(ValueError, match="measured with another `bench`; delete that folder"):
         bench(plan(temperatures=[0.0], concurrency=[1], max_new_tokens=5), tmp_path, Servers())
+    for cell in (tmp_path / "cells").iterdir():
+        cell.unlink()
+    assert bench(plan(temperatures=[0.0], concurrency=[1], max_new_tokens=5), tmp_path, Servers())["rows"]  # nothing was measured: nothing to mix up
+
+
+def test_a_target_that_is_no_gguf_file_is_refused_before_a_server_starts(tmp_path):
+    launch = Launcher(BenchSection(), "llama-server", tmp_path, "float32")
+    with pytest.raises(ValueError, match=r"no GGUF file of the target there; name one in bench\.models"), launch(str(tmp_path), "", 1):
+        pass
 
 
 @pytest.mark.parametrize("alternate", [True, False])

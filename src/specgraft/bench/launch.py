@@ -45,6 +45,8 @@ class Launcher:
         context = self.part.prompt_tokens + self.part.max_new_tokens + MARGIN
         count, more = self.part.draft_tokens, list[str]()
         if self.part.engine == "llamacpp":
+            if not Path(model).is_file():
+                raise ValueError(f"{model}: no GGUF file of the target there; name one in bench.models, such as {{f32 = \"target-f32.gguf\"}}")
             if drafter:
                 more = ["-md", str(_gguf(drafter))]
                 more += ["--spec-draft-n-max", str(count or _gguf_drafts(drafter))]

@@ -82,7 +82,7 @@ def bench(plan: Plan, folder: Path, launch: Launch) -> dict[str, Any]:
 
 def _same_settings(folder: Path, marks: dict[str, Any]) -> None:
     path = folder / "settings.json"
-    if not path.exists():
+    if not path.exists() or not any((folder / "cells").glob("*.json")):  # nothing measured, nothing to mix up
         write_json(path, marks)
         return
     before = read_json(path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specgraft.engines import llamacpp, sglang, vllm
+from specgraft.engines.client import ENGINES as SERVERS
 from specgraft.engines.gguf import TYPES, gguf_path, to_gguf
 from specgraft.engines.install import ENGINES, installed
 from specgraft.engines.process import Process
@@ -33,8 +34,8 @@ class Serving:
     states: str = ""  # folder in which vLLM leaves them; empty: `states` beside the engines
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine {self.engine!r} is unknown: use {', '.join(ENGINES)}")
+        if self.engine not in SERVERS:
+            raise ValueError(f"engine {self.engine!r} is unknown: use {', '.join(SERVERS)}")
         if self.dtype not in TYPES:
             raise ValueError(f"dtype {self.dtype!r} is unknown: use {', '.join(TYPES)}")
         if self.taps and self.engine == "llamacpp":
