@@ -96,7 +96,7 @@ def test_s3_a_row_that_a_producer_fails_at_is_left_out_and_no_tensor_is_invented
 
 
 def test_s4_a_producer_dead_beyond_its_retries_stops_the_trainer_in_one_line(ray_cluster: None) -> None:
-    with Crew(part(retries=0), Held) as crew:
+    with Crew(part(retries=0, bound_mb=0.05), Held) as crew:
         rows = live(crew, conversations(500)).rows(range(500))
         next(rows)
         time.sleep(1.0)  # idle: nobody calls it dead
