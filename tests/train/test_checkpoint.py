@@ -15,7 +15,7 @@ from specgraft.config import TrainSection
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.store import WEIGHTS
 from specgraft.train import checkpoint
-from specgraft.train.checkpoint import checkpoints, latest, restore, save
+from specgraft.train.checkpoint import checkpoints, latest, read, save
 from specgraft.train.optimizer import Optimizer, learning_rate
 
 SETTINGS = {"train.lr": 1e-3, "drafters.layers": 1}
@@ -41,6 +41,10 @@ def advance(drafter: Drafter, optimizer: Optimizer, first: int, stop: int) -> li
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         norms.append(optimizer.step(step))
     return norms
+
+
+def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any]) -> int:
+    return read(folder, drafter.config, settings).put(drafter, optimizer)
 
 
 def names(root: Path) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from specgraft.capture.cuts import shortened
 from specgraft.capture.forward import capture_batch, fault_of
 from specgraft.capture.stage import feature_bytes, producer, refuse_empty_splits, refuse_pictures
@@ -50,7 +52,7 @@ def local(config: RunConfig, target: Target, header: dict[str, Any], counts: Cou
 
 def row_bytes(header: Mapping[str, Any], streams: int) -> Callable[[Conversation], int]:
     """Bytes that a row's features will have."""
-    width = {"fp8": 1, "float32": 4}.get(header["dtype"], 2)
+    width = 1 if header["dtype"] == "fp8" else getattr(torch, header["dtype"]).itemsize
     return lambda row: feature_bytes(len(row.input_ids), len(header["taps"]), header["hidden_size"], width, streams)
 
 

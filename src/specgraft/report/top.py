@@ -21,6 +21,8 @@ def run_of(path: Path) -> RunDir:
     """The run of a folder or of a run file. Raises ValueError where there is neither."""
     if path.is_dir():
         return RunDir(path)
+    if not path.exists():
+        raise ValueError(f"{path}: no folder of a run and no run file there; runs lie under run.root, such as runs/pilot")
     part = load_config(path).run
     return RunDir(Path(part.root).expanduser() / part.name)
 

@@ -172,11 +172,6 @@ class Saved:
         return self.step
 
 
-def restore(folder: Path, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any]) -> int:
-    """Loads weights and optimiser in place and returns the step to go on from. Raises ValueError as `read`."""
-    return read(folder, drafter.config, settings).put(drafter, optimizer)
-
-
 def read(folder: Path, config: DrafterConfig, settings: dict[str, Any]) -> Saved:
     """The checkpoint of a drafter of this shape. Raises ValueError naming the setting when it was made with others."""
     verify(folder)
