@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from specgraft.capture.stage import capture, feature_header
-from specgraft.config import RunConfig
+from specgraft.config import RunConfig, load_config
 from specgraft.records import Conversation, ids_digest
+from specgraft.run import Session
 from specgraft.run_dir import RunDir
 from specgraft.targets.model import Target
 from specgraft.train.checkpoint import checkpoints
@@ -107,3 +108,16 @@ def broken_off(ready, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Ru
         return straight.run, stopped.run
 
     return make
+
+
+@pytest.fixture
+def captured_twice() -> Callable[[Path, list[str]], tuple[Session, Path]]:
+    """A run up to its capture, and a copy of its folder, `whole` beside it, to be trained undisturbed."""
+
+    def made(run_file: Path, overrides: list[str]) -> tuple[Session, Path]:
+        work = Session(load_config(run_file, overrides))
+        work.regen()
+        work.capture()
+        return work, shutil.copytree(work.run.root, work.run.root.with_name("whole"))
+
+    return made

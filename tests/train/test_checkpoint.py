@@ -236,6 +236,6 @@ def test_one_flipped_byte_of_weights_or_moments_is_refused(parts, tmp_path: Path
         data = bytearray((folder / name).read_bytes())
         data[-3] ^= 1
         (folder / name).write_bytes(bytes(data))
-        for read in (lambda folder=folder: restore(folder, *parts(), {}), lambda: latest(tmp_path)):
+        for reads in (lambda folder=folder: restore(folder, *parts(), {}), lambda: latest(tmp_path)):
             with pytest.raises(ValueError, match=f"{name} is not what was saved"):
-                read()
+                reads()

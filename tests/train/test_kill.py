@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,14 +47,11 @@ def rows_of(root: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in MEASURED} for row in read_metrics(root / "metrics.jsonl")]
 
 
-def test_a_run_killed_twice_ends_as_the_uninterrupted_one(make_run_file: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_run_killed_twice_ends_as_the_uninterrupted_one(make_run_file: Callable[[Path], Path], captured_twice: Any, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     run_file = make_run_file(tmp_path)
-    work = Session(load_config(run_file, OVERRIDES))
-    work.regen()
-    work.capture()
+    work, whole = captured_twice(run_file, OVERRIDES)
     root = work.run.root
-    whole = shutil.copytree(root, root.with_name("whole"))
     first = kill_behind(0, run_file, root / "checkpoints")
     second = kill_behind(first + 10, run_file, root / "checkpoints")
     assert 0 < first < second < STEPS

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,14 +45,11 @@ def ranks_of(agent: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(make_run_file: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(make_run_file: Callable[[Path], Path], captured_twice: Any, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     run_file = make_run_file(tmp_path)
-    work = Session(load_config(run_file, OVERRIDES))
-    work.regen()
-    work.capture()
+    work, whole = captured_twice(run_file, OVERRIDES)
     root = work.run.root
-    shutil.copytree(root, root.with_name("whole"))
     child, end = torchrun(run_file), time.monotonic() + PATIENCE
     while not checkpoints(root / "checkpoints"):
         assert child.poll() is None and time.monotonic() < end, child.communicate()[0].decode()
@@ -70,6 +67,6 @@ def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(make_run_file: 
         Session(load_config(run_file, [*OVERRIDES, "run.name=whole"])).train()
     finally:
         torch.set_num_threads(threads)
-    rows, others = ([row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"] for folder in (root, root.with_name("whole")))
+    rows, others = ([row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"] for folder in (root, whole))
     assert [row["step"] for row in rows] == list(range(1, 25))
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in others], rel=1e-5)
