@@ -44,7 +44,7 @@ def test_servers_and_nothing_written() -> None:
     found = budget(config_of())  # 2 x 100 tokens a second against 5 x 20: the trainer is slower
     assert found["epochs"] == 2 and found["bytes_per_token"] == TOKEN and found["storage"] == 0
     assert found["storage_if_written"] == 1100 * 50 * TOKEN + 1100 * 250 + 2500
-    assert found["network_bytes"] == 2 * 1000 * 50 * TOKEN and found["network_bytes_per_second"] == 100 * TOKEN
+    assert found["network_bytes"] == (2 * 1000 + 16) * 50 * TOKEN and found["network_bytes_per_second"] == 100 * TOKEN
     assert found["answer_total"] == 33_000 and found["answer_seconds"] == 1650 and found["answer_gpu_hours"] == pytest.approx(3300 * 4 / 3600)
     assert found["prefill_total"] == found["trained_total"] == 100_000
     assert found["prefill_seconds"] == 500 and found["trained_seconds"] == found["seconds"] == 1000
@@ -65,6 +65,22 @@ def test_what_is_kept_is_made_once_and_read_afterwards() -> None:
     assert found["seconds"] == 1000 and found["producer_gpu_hours"] == pytest.approx(2 * 4 * 500 / 3600)
     disk = budget(config_of("disk"))  # first all of the one, then all of the other
     assert disk["seconds"] == 250 + 1000 and disk["read"] == 100_000 * TOKEN and "stall_share" not in disk
+
+
+def test_held_out_rows_travel_too() -> None:
+    """Of every validation, once where they are kept, all of them where capture makes them."""
+
+    def rows(medium: str, **sections: Any) -> float:
+        data = config_of(medium).model_dump() | sections
+        sent = budget(RunConfig.model_validate(data))["network_bytes"]
+        assert sent is not None
+        return sent / (50 * TOKEN)
+
+    often = config_of().train.model_dump() | {"validate_every": 16, "validate_rows": 70}  # behind 16, 32 and the last of 40
+    assert rows("memory", train=often) == 2 * 1000 + 3 * 70
+    assert rows("memory", train=often, distill={"preset": "specopd"}) == 2 * 1000 + 4 * 70  # and before the first
+    assert rows("memory", train=often | {"validate_rows": 500}) == 2 * 1000 + 3 * 100
+    assert rows("hybrid", train=often) == 1000 + 70 and rows("disk", train=often) == 1000 + 100
 
 
 def test_one_process_sends_nothing_and_actors_say_their_own_gpus() -> None:
@@ -117,7 +133,7 @@ assert not {{"torch", "transformers"}} & set(sys.modules)
     assert done.returncode == 0, done.stderr
     values = {row["key"]: row["value"] for row in json.loads(out.read_text())["lines"]}
     assert values["conversations"] == 500_000 and values["epochs"] == 2
-    assert values["bytes_per_token"] == 6 * 4096 * 2 + 5 and values["network_bytes"] == 1e9 * 49_157
+    assert values["bytes_per_token"] == 6 * 4096 * 2 + 5 and values["network_bytes"] == (1e9 + 32 * 64 * 1000) * 49_157
     assert "needs --conversation-tokens" not in done.stdout and "--rank-tokens-per-second" in done.stdout
 
 

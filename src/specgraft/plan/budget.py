@@ -68,6 +68,14 @@ class Budget:
         """Tokens that the target reads to make the features of the training rows."""
         return self.passes * self.config.prompts.train * mean
 
+    def held_out(self, mean: float) -> float:
+        """Tokens of held-out rows whose features are made: all of them by `capture`, else those of every validation, once where they are kept."""
+        train, rows = self.config.train, self.config.prompts.held_out
+        if not self.live:
+            return rows * mean
+        times = 1 if self.written else math.ceil(train.steps / train.validate_every) + (self.config.distill.origin != "references")
+        return times * min(train.validate_rows, rows) * mean
+
     def data(self) -> Iterator[Line]:
         train, config = self.config.train, self.config
         yield Line("conversations", "conversations", config.prompts.train, f"{config.prompts.train:,}", f"and {config.prompts.held_out:,} held out")
@@ -112,7 +120,8 @@ class Budget:
     def network(self) -> Iterator[Line]:
         """From producers to whoever takes their features; servers send states in the target's dtype, actors as they are kept."""
         width = of_config(self.config, self.width, 1, 1, self.config.target.dtype if self.config.capture.servers else "").bytes_per_token
-        yield self.line("network_bytes", "network, in all", "bytes", ["conversation_tokens"], lambda m: self.prefilled(m) * width, f"{width:,} B a token")
+        note = f"{width:,} B a token, {self.held_out(1.0):,.0f} held-out rows among them"
+        yield self.line("network_bytes", "network, in all", "bytes", ["conversation_tokens"], lambda m: (self.prefilled(m) + self.held_out(m)) * width, note)
         rates = ["producer_tokens_per_second", *(["rank_tokens_per_second"] if self.live else [])]
         note = "as fast as the slower of producers and trainer" if self.live else "as fast as producers are"
         yield self.line("network_bytes_per_second", "network, per second", "bytes/s", rates, lambda *own: self.flow(*own) * width, note)
