@@ -45,7 +45,8 @@ from specgraft.train.batch import step_batches
 from specgraft.train.checkpoint import latest
 from specgraft.train.optimizer import Optimizer
 from specgraft.train.setup import mask_token, new_drafter
-from specgraft.train.stage import learner, summary, train
+from specgraft.train.stage import summary, train
+from specgraft.train.tasks import task_of
 
 BUDGETS = ("slots", "seconds")
 LIMIT = 40  # a method that is this many times slower than SpecOPD is stopped: its row then says how far it came
@@ -140,7 +141,7 @@ def go_on(
     drafter = new_drafter(config, target, session.header["taps"], conversations)
     drafter.train()
     shared, optimizer = Shared.of(target, mask_token(config, target)), Optimizer(drafter, config.train)
-    learn = learner(config, config.distill, target, drafter, shared, None)
+    learn = task_of(config, config.distill, target, drafter, shared, None)
     part, branches = config.train, config.distill.origin == "branches"
     batches = step_batches(
         reader, part.rows, part.anchors, config.drafters.draft_tokens, part.max_length, seed, 0, 10**9, target.device,

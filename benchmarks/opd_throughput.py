@@ -28,7 +28,8 @@ from specgraft.run import Session
 from specgraft.train.batch import step_batches
 from specgraft.train.optimizer import Optimizer
 from specgraft.train.setup import mask_token, new_drafter
-from specgraft.train.stage import learner, summary
+from specgraft.train.stage import summary
+from specgraft.train.tasks import task_of
 
 
 class Method:
@@ -46,7 +47,7 @@ class Method:
         target, part = session.target, self.config.train
         self.optimizer = Optimizer(self.drafter, part)
         shared = Shared.of(target, mask_token(self.config, target))
-        self.learn = learner(self.config, self.config.distill, target, self.drafter, shared, None)
+        self.learn = task_of(self.config, self.config.distill, target, self.drafter, shared, None)
         reader = features(session)
         ends = target.end_ids if self.config.distill.origin == "branches" else None
         self.batches = step_batches(

@@ -152,6 +152,7 @@ class CaptureSection(Section):
     states: str = Field("", description="folder in which vLLM servers leave states, as this machine sees it; empty: the one of `specgraft serve`")
     concurrency: int = Field(16, ge=1, description="requests under way per server")
     timeout: float = Field(300.0, gt=0, description="seconds for one request")
+    silence: float = Field(5.0, ge=0, description="a server that works and twice does not say within so many seconds that it is there is given up; 0: it is not asked")
     retries: int = Field(3, ge=0, description="of one request, before the run stops")
 
 
@@ -380,7 +381,7 @@ class StreamSection(Section):
     timeout: float = Field(300.0, gt=0, description="seconds for one answer of a producer; then it counts as dead")
     retries: int = Field(2, ge=0, description="restarts of a producer that died, and tries of a row after its first; then the run stops")
     bad_rows: Literal["stop", "skip"] = Field("stop", description="a row whose states are broken, or whose shard is damaged: stop, or leave it out and count it (1 % at most)")
-    staleness: int = Field(0, ge=0, le=0, description="branches: steps by which the drafter that draws them may lag behind; more than 0 is not built")
+    staleness: int = Field(0, ge=0, description="branches: steps by which the drafter that draws them lags behind; the target scores them meanwhile, and their states wait on the trainer's device")
 
 
 class EvaluateSection(Section):
@@ -463,6 +464,8 @@ class RunConfig(Section):
     def _consistent(self) -> RunConfig:
         part, warm = self.drafters, self.drafters.warm_layers
         self.distill.check_origin(part.kind)
+        if self.stream.staleness and self.distill.origin != "branches":
+            raise ValueError(f'stream.staleness={self.stream.staleness}: only branches are drawn ahead of their step; set it to 0, or distill.slots="branches"')
         if self.train.parallel == "fsdp" and self.distill.origin == "rollouts":
             raise ValueError('rollouts decode with the whole drafter and train.parallel="fsdp" has none: set train.parallel="ddp"')
         if part.kind in OUR_KINDS:  # another one is asked when it has been built

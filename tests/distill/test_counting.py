@@ -95,7 +95,7 @@ def test_branches_in_parts(tiny_target, tiny_drafter, kind: str) -> None:
     whole = onpolicy(drafter, shared, batch, options, scorer, ends, F64, seeded())
     known = summed(counted)
     found = [
-        onpolicy(drafter, shared, each, options, scorer, ends, F64, seeded(), known, one.tokens)
+        onpolicy(drafter, shared, each, options, scorer, ends, F64, seeded(), known, one.drawn)
         for each, one in zip(pieces, counted, strict=True)
     ]
     same(drafter, whole, found)

@@ -13,7 +13,7 @@ from specgraft.drafters.shared import Shared
 from specgraft.records import Features
 from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_generator
-from specgraft.train.stage import learner
+from specgraft.train.tasks import task_of
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_step_leaves_no_tensor_behind(preset: str, tiny_target, tiny_drafter, 
     target = tiny_target(markov=8.0, spread=0.2)
     drafter = tiny_drafter(target).requires_grad_(True)
     config = load_config(None, [f"distill.preset={preset}", "distill.fused=off", "drafters.draft_tokens=4", "train.compute=float32"])
-    learn = learner(config, config.distill, target, drafter, Shared.of(target, 0), None)
+    learn = task_of(config, config.distill, target, drafter, Shared.of(target, 0), None)
     ends = target.end_ids if config.distill.origin == "branches" else None
     counts = []
     for step in range(3):

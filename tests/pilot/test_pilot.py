@@ -95,7 +95,7 @@ def test_a_second_run_repeats_no_work_and_ends_with_the_same_numbers(done: Done,
     from specgraft.train import stage as train_stage
 
     for module, name in (
-        (regen_stage, "generate"), (capture_stage.ShardWriter, "add"), (stage, "overfit"), (train_stage, "objective"),
+        (regen_stage, "generate"), (capture_stage.ShardWriter, "add"), (stage, "overfit"), (train_tasks, "objective"),
         (evaluate_stage, "decode"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *args, name=name: pytest.fail(f"{name} ran again"))

@@ -24,14 +24,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "drawn": {"distill": {"slot_sampling": True}, "train": {"packing": "rows", "row_tokens": 1024}},
     "dflash2": {"drafters": DFLASH2},
     "specopd": {"distill": {"preset": "specopd", "branches_per_anchor": 2}},
+    "ahead": {"distill": {"preset": "specopd", "branches_per_anchor": 2}, "stream": {"staleness": 1}},
     "draft_opd": {"distill": {"preset": "draft_opd"}},
 }
 MANY: list[tuple[str, int, int, dict[str, Any]]] = [  # kind, ranks, micro-batches, more of [train]
     ("dspark", 2, 4, {}), ("blocks", 2, 1, {}), ("drawn", 2, 2, {}), ("dflash2", 2, 1, {}), ("specopd", 2, 4, {}), ("draft_opd", 2, 1, {}),
     ("dspark", 2, 1, {"parallel": "fsdp"}), ("dflash2", 2, 4, {"parallel": "fsdp", "checkpoint_activations": True}),
-    ("dspark", 4, 1, {}), ("specopd", 4, 2, {}),
+    ("dspark", 4, 1, {}), ("specopd", 4, 2, {}), ("ahead", 2, 2, {"parallel": "fsdp"}),
 ]  # fmt: skip
-ALONE = [("dspark", 4), ("blocks", 3), ("drawn", 2), ("dflash2", 3), ("specopd", 4), ("draft_opd", 2)]
+ALONE = [("dspark", 4), ("blocks", 3), ("drawn", 2), ("dflash2", 3), ("specopd", 4), ("ahead", 3), ("draft_opd", 2)]
 
 
 def changes(kind: str, accumulate: int, more: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from branches_by_hand import AloneScorer
 from specgraft.log import read_metrics
 from specgraft.targets.model import Target
 from specgraft.targets.scoring import Scorer
-from specgraft.train import stage
+from specgraft.train import tasks
+from specgraft.train.checkpoint import checkpoints
 from specgraft.train.told import MEASURED
 
 BRANCHES: dict[str, Any] = {"preset": "specopd", "branches_per_anchor": 2}
@@ -30,7 +32,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_six_steps_equal_three_and_three(broken_off, kind: str) -> None:
-    straight, stopped = broken_off(stage, "onpolicy", AloneScorer, distill=BRANCHES, drafters=drafters(kind))
+    straight, stopped = broken_off(tasks, "onpolicy", AloneScorer, distill=BRANCHES, drafters=drafters(kind))
     assert rows_of(straight.metrics) == rows_of(stopped.metrics)
 
 
@@ -87,3 +89,39 @@ def test_a_run_of_branches_packs_conversations_into_rows(ready) -> None:
     run.train(AloneScorer, distill=BRANCHES, train={"packing": "rows", "row_tokens": 1024, "steps": 2})
     rows = [row for row in read_metrics(run.run.metrics) if row["kind"] == "train"]
     assert len(rows) == 2 and all(row["slots"] > 2 * 4 * 6 for row in rows)
+
+
+def test_branches_drawn_two_steps_ahead_are_resumed_bit_for_bit(broken_off) -> None:
+    """A checkpoint keeps what is drawn and not learnt from: other weights would draw it otherwise."""
+    straight, stopped = broken_off(tasks, "onpolicy", AloneScorer, distill=BRANCHES, stream={"staleness": 2})
+    rows = rows_of(straight.metrics)
+    assert rows == rows_of(stopped.metrics)
+    assert [row["staleness"] for row in rows if row["kind"] == "train"] == [0, 1, 2, 2, 2, 2]
+    kept = load_file(checkpoints(straight.checkpoints)[0] / "branches.safetensors")
+    assert {name: tuple(each.shape[1:]) for name, each in kept.items()} == {"3:1": (2, 2), "4:2": (2, 2)}  # branches an anchor, nodes
+    assert not (checkpoints(straight.checkpoints)[1] / "branches.safetensors").exists()
+
+
+def test_every_step_is_drawn_by_the_weights_of_the_step_that_is_told(ready) -> None:
+    """By hand: a run with the same trees at a lag of one has the losses of its own weights on branches of the step before."""
+    drawn: dict[int, list[torch.Tensor]] = {}
+
+    def watched(lag: int) -> Callable[[Target], Scorer]:
+        def make(target: Target) -> Scorer:
+            scorer = AloneScorer(target)
+
+            def ask(*args: Any) -> Any:
+                drawn.setdefault(lag, []).append(torch.cat([tree.branches for tree in args[1]]))
+                return scorer(*args)
+
+            return ask
+
+        return make
+
+    for lag in (0, 1):
+        ready(f"lag{lag}").train(watched(lag), distill=BRANCHES, stream={"staleness": lag}, train={"lr": 0.05, "warmup": 0.0})
+    ready("still").train(watched(-1), distill=BRANCHES, train={"lr": 1e-12, "warmup": 0.0})
+    assert all(len(found) == 6 for found in drawn.values())
+    start = [torch.equal(late, still) for late, still in zip(drawn[1], drawn[-1], strict=True)]
+    assert start == [True, True, False, False, False, False]  # the weights of the start draw for two steps
+    assert torch.equal(drawn[0][0], drawn[1][0]) and not torch.equal(drawn[0][1], drawn[1][1])

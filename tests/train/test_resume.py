@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from specgraft.log import read_metrics
 from specgraft.stream.shards import ShardReader
-from specgraft.train import stage
+from specgraft.train import tasks
 from specgraft.train.batch import step_batches, step_rows
 from specgraft.train.checkpoint import checkpoints
 from specgraft.train.told import MEASURED
@@ -35,7 +35,7 @@ def assert_same_checkpoint(left: Path, right: Path) -> None:
 
 def stopped_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """The next training stops in the middle of this step (counted from 1 within that process)."""
-    real, calls = stage.objective, []
+    real, calls = tasks.objective, []
 
     def stop(*args: Any) -> Any:
         calls.append(1)
@@ -43,7 +43,7 @@ def stopped_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(stage, "objective", stop)
+    monkeypatch.setattr(tasks, "objective", stop)
 
 
 @pytest.mark.parametrize("sampling", [False, True], ids=["weighed", "drawn"])
@@ -94,7 +94,7 @@ def test_a_finished_run_is_not_trained_again(ready, monkeypatch) -> None:
     run = ready()
     run.train()
     before = run.run.metrics.read_text()
-    monkeypatch.setattr(stage, "objective", lambda *args: pytest.fail("trained"))
+    monkeypatch.setattr(tasks, "objective", lambda *args: pytest.fail("trained"))
     run.train()
     assert run.run.metrics.read_text() == before
 

@@ -6,7 +6,7 @@ S tokens of a stem, D hidden size, V vocabulary, R branches of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +75,14 @@ def grow(
     before = batch.texts.input_ids.gather(1, position)
     tokens[keep] = sample_branches(drafter, shared, hidden.detach()[keep], before[keep], uniforms[keep], temperature, chunk, compute)
     return tokens
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Branches that were drawn before the pass that learns from them."""
+
+    tokens: torch.Tensor  # [B, M, W]
+    nodes: Callable[[], torch.Tensor] | None = None  # gives the target's states at them [B, M, W, D], or waits; None: not asked for yet
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from specgraft.config import DistillSection
 from specgraft.decode.pair import Pair
 from specgraft.distill.batch import Batch, Blocks, supervised
-from specgraft.distill.branches import branch_mask, grow
+from specgraft.distill.branches import Drawn, branch_mask
 from specgraft.distill.draft_opd import round_denominators, rows_of, timed_rounds, weights_of, without_answer
 from specgraft.distill.objective import forward, taught_blocks
-from specgraft.distill.onpolicy import Clock
+from specgraft.distill.onpolicy import Clock, draw
 from specgraft.distill.parts import block_parts, slot_inputs
 from specgraft.distill.rollouts import Rollouts
 from specgraft.distill.selector import OVERLAP, by_law, candidates_of
@@ -34,8 +34,8 @@ from specgraft.ops.vocab_loss.chunked import weighted_losses
 class Counted:
     """What is settled of a micro-batch before the first backward of its step. Filled by `count_references` and its like."""
 
-    denominators: dict[str, torch.Tensor]  # by part, this micro-batch's own
-    tokens: torch.Tensor | None = None  # [B, M, W] branches that were drawn
+    denominators: dict[str, torch.Tensor] | None  # by part, this micro-batch's own; None: they are summed on the way
+    drawn: Drawn | None = None  # branches
     rolled: Rollouts | None = None  # rounds that were decoded
     seconds: dict[str, float] = field(default_factory=dict)  # by what was done
 
@@ -93,17 +93,16 @@ def of_laws(
 @torch.no_grad()
 def count_branches(
     drafter: Drafter, shared: Shared, batch: Batch, options: DistillSection, end_ids: Sequence[int], compute: torch.dtype,
-    generator: torch.Generator | None,
+    generator: torch.Generator | None, drawn: Drawn | None = None,
 ) -> Counted:  # fmt: skip
     """For `onpolicy` with the same arguments: draws the branches, as their end tokens say which slots there are."""
-    clock, many = Clock(batch.last.device), options.branches_per_anchor
-    hidden = forward(drafter, shared, batch, compute).repeat_interleave(many, 1)
-    clock.lap("learn")
-    tokens = grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
-    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(hidden)
-    found = of_masks(branch_mask(batch, tokens, many, end_ids), decay, options.weights(drafter.config.kind))
+    clock = Clock(batch.last.device)
+    drawn = drawn or Drawn(draw(drafter, shared, batch, options, compute, generator))
+    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(batch.last.device, torch.promote_types(compute, torch.float32))
+    mask = branch_mask(batch, drawn.tokens, options.branches_per_anchor, end_ids)
+    found = of_masks(mask, decay, options.weights(drafter.config.kind))
     clock.lap("sample")
-    return Counted(found, tokens=tokens, seconds=clock.seconds)
+    return Counted(found, drawn, seconds=clock.seconds)
 
 
 @torch.no_grad()

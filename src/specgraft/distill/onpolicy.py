@@ -13,7 +13,7 @@ import torch
 
 from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch
-from specgraft.distill.branches import branch_blocks, graft, grow, score_branches
+from specgraft.distill.branches import Drawn, branch_blocks, graft, grow, score_branches
 from specgraft.distill.objective import Outcome, forward, learn, refuse_idle
 from specgraft.distill.weights import decay_weights
 from specgraft.drafters.drafter import Drafter
@@ -31,13 +31,13 @@ def onpolicy(
     compute: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
     known: Mapping[str, torch.Tensor] | None = None,
-    tokens: torch.Tensor | None = None,
+    drawn: Drawn | None = None,
 ) -> Outcome:
     """The loss of one batch on branches at its anchors (`anchors.branch_anchors`), drawn anew from the drafter as it is.
 
     `score` gives the target's states at the nodes; end_ids: tokens behind which a branch is over. Branches and the target's
     laws are constants: gradients go through the drafter's laws and the prefix products. `compute` and `known` as in `objective`;
-    `tokens` [B,M,W]: branches that have been drawn already (`counting`).
+    `drawn`: branches that have been drawn already, by these weights (`counting`) or by those of an earlier step (`train.ahead`).
     """
     options.check_origin(drafter.config.kind)
     refuse_idle(drafter, options)
@@ -46,16 +46,31 @@ def onpolicy(
     if many > 1:
         hidden = hidden.repeat_interleave(many, 1)
     clock.lap("learn")
-    if tokens is None:
-        tokens = grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
+    if drawn is None:
+        drawn = Drawn(grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator))
     clock.lap("sample")
-    nodes = score_branches(graft(batch, tokens, many), score, tokens, batch.last)
+    nodes = scored(batch, drawn.tokens, options, score) if drawn.nodes is None else drawn.nodes()
     clock.lap("score")
-    blocks = branch_blocks(batch, tokens, nodes, many, end_ids)
-    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(hidden)
+    blocks = branch_blocks(batch, drawn.tokens, nodes, many, end_ids)
+    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(batch.last.device, torch.promote_types(compute, torch.float32))
     outcome = learn(drafter, shared, blocks, hidden, decay, options, compute, own=True, known=known)
     clock.lap("learn")
     return replace(outcome, seconds=clock.seconds)
+
+
+@torch.no_grad()
+def draw(
+    drafter: Drafter, shared: Shared, batch: Batch, options: DistillSection, compute: torch.dtype, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Tokens [B,M,W] of the branches that `onpolicy` would draw."""
+    many = options.branches_per_anchor
+    hidden = forward(drafter, shared, batch, compute).repeat_interleave(many, 1)
+    return grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
+
+
+def scored(batch: Batch, tokens: torch.Tensor, options: DistillSection, score: Scorer) -> torch.Tensor:
+    """The target's states [B,M,W,D] at the nodes of branches tokens [B,M,W]."""
+    return score_branches(graft(batch, tokens, options.branches_per_anchor), score, tokens, batch.last)
 
 
 class Clock:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from specgraft.train.optimizer import Optimizer
 from specgraft.train.parallel.sharded import put, weights
 
 OPTIMIZER = "optimizer.safetensors"
+AHEAD = "branches.safetensors"  # drawn and not yet learnt from (`train.ahead`), where there are any
 STATE = "state.json"
 BEST = "best.json"  # beside the checkpoints: accept lengths of those that were decoded
 
@@ -113,11 +115,11 @@ def named(root: Path, name: Path | None) -> Path:
 
 def save(
     root: Path, step: int, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any], keep: int,
-    collected: Collected | None = None,
+    collected: Collected | None = None, ahead: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:  # fmt: skip
     """Writes step-NNNNNN beside the others and deletes all but the `keep` newest and the best.
 
-    `collected`: what to write, where drafter and optimiser hold only a part of it. Raises ValueError naming the folder when the disk refuses; what was there stays.
+    `collected`: what to write, where drafter and optimiser hold only a part of it; `ahead`: what is drawn already. Raises ValueError naming the folder when the disk refuses; what was there stays.
     """
     folder = checkpoint_folder(root, step)
     temporary = root / f".{folder.name}.{os.getpid()}.tmp"
@@ -128,7 +130,9 @@ def save(
         temporary.mkdir()
         save_drafter(temporary, drafter, None if collected is None else collected.weights)
         save_file(optimizer.tensors() if collected is None else collected.moments, temporary / OPTIMIZER)
-        files = {name: digest(temporary / name) for name in (WEIGHTS, OPTIMIZER)}
+        if ahead:
+            save_file(dict(ahead), temporary / AHEAD)
+        files = {name: digest(temporary / name) for name in (WEIGHTS, OPTIMIZER, *([AHEAD] if ahead else []))}
         state = {"step": step, "settings": settings, "sha256": files, "provenance": provenance()}
         (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
@@ -164,6 +168,7 @@ class Saved:
     step: int  # to go on from
     weights: dict[str, torch.Tensor]
     moments: dict[str, torch.Tensor]
+    ahead: dict[str, torch.Tensor]  # drawn and not yet learnt from
 
     def put(self, drafter: Drafter, optimizer: Optimizer) -> int:
         """Loads both in place, however they hold their tensors, and returns the step."""
@@ -178,6 +183,7 @@ def read(folder: Path, config: DrafterConfig, settings: dict[str, Any]) -> Saved
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         moments = load_file(folder / OPTIMIZER)
+        ahead = load_file(folder / AHEAD) if AHEAD in state["sha256"] else {}
         before, step = dict(state["settings"]), int(state["step"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = f"{STATE} lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
@@ -193,4 +199,4 @@ def read(folder: Path, config: DrafterConfig, settings: dict[str, Any]) -> Saved
                 f"{folder}: trained with {key}={before.get(key)!r}, now {settings.get(key)!r}; "
                 f"set it back, use another run.name, or delete {folder.parent}"
             )
-    return Saved(step, dict(stored.state_dict()), moments)
+    return Saved(step, dict(stored.state_dict()), moments, ahead)

@@ -7,8 +7,9 @@ Legend: B rows, N anchors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -45,6 +46,17 @@ class Share:
             if micro is not None:
                 found[list(micro.places)] = torch.tensor(micro.kept)
         return found
+
+    def blocks(self, kept: Sequence[int]) -> Iterator[tuple[int, int, slice, slice]]:
+        """Where the anchors of this rank's conversations are: micro-batch, row, places in it; and places among those of the whole
+        step by conversation, of which each has `kept`."""
+        starts = [0, *accumulate(kept)]
+        for number, micro in enumerate(self.micros):
+            for row, members in enumerate(micro.layout.rows if micro is not None else ()):
+                assert micro is not None
+                for index, before in offsets(members, micro.kept):
+                    count, start = micro.kept[index], starts[micro.places[index]]
+                    yield number, row, slice(before, before + count), slice(start, start + count)
 
     def placed(self, kept: Sequence[int]) -> list[Batch | None]:
         """The batches, each knowing where its anchors stand in the batch of the whole step; `kept` of every conversation."""

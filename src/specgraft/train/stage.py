@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specgraft.config import DistillSection, RunConfig
 from specgraft.distill.batch import Batch
-from specgraft.distill.counting import Counted, count_branches, count_references, count_rollouts
 from specgraft.distill.fusing import settle
-from specgraft.distill.objective import Outcome, objective
-from specgraft.distill.onpolicy import onpolicy
 from specgraft.distill.ranks import total
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
@@ -26,16 +23,18 @@ from specgraft.stream.memory import MemoryStream
 from specgraft.stream.shards import ShardReader
 from specgraft.stream.source import Open, Source
 from specgraft.targets.model import Target
-from specgraft.train.batch import step_generator, step_shares
+from specgraft.train.ahead import Ahead
+from specgraft.train.batch import step_shares
 from specgraft.train.checkpoint import Saved, checkpoints, collect, decoded, read, save
 from specgraft.train.decoding import forget, measured, remember
-from specgraft.train.micro import Task, gradients
+from specgraft.train.micro import both, gradients
 from specgraft.train.optimizer import Optimizer, learning_rate
 from specgraft.train.parallel.group import Group
 from specgraft.train.parallel.module import Stepper
 from specgraft.train.parallel.stop import Stop, Stopped
 from specgraft.train.setup import mask_token, new_drafter
 from specgraft.train.shares import Share, stand_in
+from specgraft.train.tasks import task_of
 from specgraft.train.told import pace, summary
 from specgraft.train.validate import validation
 
@@ -131,7 +130,7 @@ class Loop:
         self.drafter, self.device = begun.drafter, target.device
         self.stepper = Stepper(begun.drafter, config.train, group)
         self.optimizer = Optimizer(begun.drafter, config.train)
-        self.task = learner(config, begun.options, target, begun.drafter, begun.shared, score)
+        self.task = task_of(config, begun.options, target, begun.drafter, begun.shared, score)
         self.first = 0 if begun.saved is None else begun.saved.put(self.drafter, self.optimizer)
         self.held = [c for c in begun.conversations if c.split == "heldout"]
         self.metrics: Metrics | None = None
@@ -162,27 +161,32 @@ class Loop:
                 self.validate(0)
             if part.decode_prompts and self.first and self.group.alike(lambda: self.first not in decoded(self.run_dir.checkpoints)):
                 self.decode(self.first)  # it was stopped between the two
-            waiting = iter(stream)
-            for step in range(self.first, part.steps):
-                self.step(step, waiting)
+            kept = {} if self.begun.saved is None else self.begun.saved.ahead
+            lag = self.config.stream.staleness
+            with Ahead(
+                lag, self.first, part.steps, iter(stream), self.batches, self.task, self.stepper, self.group, self.device, kept
+            ) as ahead:
+                for step in range(self.first, part.steps):
+                    self.step(step, ahead)
 
-    def step(self, step: int, waiting: Iterator[Share]) -> None:
+    def step(self, step: int, ahead: Ahead) -> None:
         part, done = self.config.train, step + 1
-        asked = time.monotonic()
-        share = self.group.alike(lambda: next(waiting))
-        batches = self.batches(share)
         began = time.monotonic()
-        outcome = gradients(self.stepper, self.task, batches, step, self.device)
+        turn = ahead.take(step)
+        outcome = gradients(self.stepper, self.task, turn.batches, step, self.device, turn.drawn)
         norm = self.optimizer.step(step)
-        seconds = time.monotonic() - began
+        waited, sampled = ahead.spent()
+        seconds = time.monotonic() - began - waited
+        if turn.drawn is not None:
+            outcome = replace(outcome, seconds=both(outcome.seconds, {"sample": sampled}))
         row = summary(outcome, seconds)
         if not math.isfinite(row["loss"]) or not math.isfinite(norm):
             self.group.alike(lambda: refuse_infinite(done, row["loss"], norm))
-        row |= pace(sum(share.lengths), seconds, began - asked, self.device) | self.begun.source.facts()
+        row |= pace(sum(turn.share.lengths), seconds, waited, self.device, step - turn.at) | self.begun.source.facts()
         self.tell(kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=seconds, **row)
         last, stopped = done == part.steps, self.group.any(self.stop.asked)
         if done % part.checkpoint_every == 0 or last or stopped:
-            self.save(done)
+            self.save(done, ahead)
             if part.decode_prompts and not stopped:
                 self.decode(done)
         if done % part.validate_every == 0 or last:
@@ -201,11 +205,11 @@ class Loop:
             found = share.placed(total(share.kept()).tolist())
         return [stand_in(self.drafter.config, self.target.dtype, self.device) if batch is None else batch for batch in found]
 
-    def save(self, done: int) -> None:
+    def save(self, done: int, ahead: Ahead) -> None:
         self.stepper.rest()
         whole = collect(self.drafter, self.optimizer) if self.stepper.sharded else None
-        part, settings = self.config.train, self.begun.settings
-        self.group.lead(lambda: _nothing(save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, whole)))
+        part, settings, drawn = self.config.train, self.begun.settings, ahead.stored()
+        self.group.lead(lambda: _nothing(save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, whole, drawn)))
 
     def validate(self, done: int) -> None:
         found = validation(self.config, self.drafter, self.begun.shared, self.begun.held_out, self.stepper, self.group)
@@ -226,43 +230,6 @@ def refuse_infinite(done: int, loss: float, norm: float) -> None:
 
 def _nothing(_: object) -> None:
     return None
-
-
-def learner(
-    config: RunConfig, options: DistillSection, target: Target, drafter: Drafter, shared: Shared, score: Scorer | None
-) -> Task:
-    """What a step minimises, by `distill.slots`; its random numbers belong to the step."""
-    seed, compute, ends = config.run.seed, getattr(torch, config.train.compute), target.end_ids
-    if options.origin == "branches":
-        if score is None:
-            from specgraft.targets.scoring import scorer
-
-            score = scorer(target)
-        ask = score
-
-        def branches(batch: Batch, step: int, counted: Counted | None) -> Outcome:
-            given = () if counted is None else (counted.denominators, counted.tokens)
-            return onpolicy(drafter, shared, batch, options, ask, ends, compute, step_generator(seed, step, "branches"), *given)
-
-        return Task(
-            branches, lambda batch, step: count_branches(drafter, shared, batch, options, ends, compute, step_generator(seed, step, "branches"))
-        )
-    if options.origin == "rollouts":
-        from specgraft.distill.draft_opd import draft_opd, pair
-
-        both = pair(target, drafter)
-
-        def rollouts(batch: Batch, step: int, counted: Counted | None) -> Outcome:
-            given = () if counted is None else (counted.denominators, counted.rolled)
-            return draft_opd(both, batch, options, compute, step_generator(seed, step, "rollouts"), ends, *given)
-
-        return Task(rollouts, lambda batch, step: count_rollouts(both, batch, options, compute, ends))
-
-    def answers(batch: Batch, step: int, counted: Counted | None) -> Outcome:
-        given = () if counted is None else (counted.denominators,)
-        return objective(drafter, shared, batch, options, compute, step_generator(seed, step, "slots"), *given)
-
-    return Task(answers, lambda batch, step: count_references(drafter, shared, batch, options, compute, step_generator(seed, step, "slots")))
 
 
 def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation], least: int = 2) -> None:

@@ -75,14 +75,14 @@ def summary(outcome: Outcome, seconds: float = 0.0) -> dict[str, Any]:
     return row
 
 
-def pace(tokens: int, seconds: float, stall: float, device: torch.device) -> dict[str, Any]:
+def pace(tokens: int, seconds: float, stall: float, device: torch.device, staleness: int = 0) -> dict[str, Any]:
     """Speed of a step over `tokens` of its conversations, the part of its time in which the trainer waited for them, and memory.
 
-    `staleness`: steps by which the weights that drew what is learnt from lag behind; nothing that is made in this process does.
+    `staleness`: steps by which the weights that drew what is learnt from lag behind.
     """
     whole = max(seconds + stall, 1e-9)
     row: dict[str, Any] = {
-        "tokens": tokens, "tokens_per_second": tokens / whole, "stall_seconds": stall, "stall_share": stall / whole, "staleness": 0,
+        "tokens": tokens, "tokens_per_second": tokens / whole, "stall_seconds": stall, "stall_share": stall / whole, "staleness": staleness,
         "rss_mb": resident_mb(),
     }  # fmt: skip
     if device.type == "cuda":
