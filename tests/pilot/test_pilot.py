@@ -92,7 +92,7 @@ def test_a_second_run_repeats_no_work_and_ends_with_the_same_numbers(done: Done,
     from specgraft.capture import stage as capture_stage
     from specgraft.evaluate import stage as evaluate_stage
     from specgraft.regen import stage as regen_stage
-    from specgraft.train import stage as train_stage
+    from specgraft.train import tasks as train_tasks
 
     for module, name in (
         (regen_stage, "generate"), (capture_stage.ShardWriter, "add"), (stage, "overfit"), (train_tasks, "objective"),
