@@ -262,6 +262,29 @@ def test_a_server_that_dies_behind_its_answer_and_another_folder(target, writer,
         list(served(target, server.url, folder=writer.folder).states([row(4, 40)]))
 
 
+def test_a_file_that_is_never_finished_does_not_hold_up_who_stops(target, writer) -> None:
+    """The server hangs while it writes."""
+    locks = []
+
+    def answer(ids: list[int]) -> dict[str, Any]:
+        if len(ids) == 3:
+            return writer(ids)
+        path = writer.path()
+        locks.append(path.with_name(path.name + ".lock").open("w"))
+        fcntl.flock(locks[0], fcntl.LOCK_EX)
+        return writer.said(path)
+
+    with StubServer(states=answer) as server:
+        rows = served(target, server.url, folder=writer.folder, timeout=60.0).states([row(3, 3), row(4, 40)])
+        next(rows)
+        while not locks:
+            time.sleep(0.01)
+        began = time.monotonic()
+        rows.close()
+    assert time.monotonic() - began < 5 and not list(writer.folder.iterdir())
+    locks[0].close()
+
+
 def test_a_folder_without_locks_is_refused(target, writer, monkeypatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -144,7 +146,7 @@ def test_a_server_that_dies_is_replaced_by_the_others():
     assert len(first.asked) >= 5 and len(second.asked) >= 20
 
 
-def test_a_server_that_is_restarted_goes_on_and_nothing_is_answered_twice():
+def test_a_server_that_is_restarted_goes_on_and_nothing_is_answered_twice(capsys):
     wanted = asks(40)
     with StubServer(kill_after=17, delay=0.002) as server:
 
@@ -159,12 +161,43 @@ def test_a_server_that_is_restarted_goes_on_and_nothing_is_answered_twice():
     assert sorted(found) == list(range(40))
     # those under way at the kill were asked once more, no others
     assert 40 < len(server.asked) <= 40 + 4 + 8
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"{server.url}: no connection (") and told[0].endswith("; asked again in 0.05 s")
+    assert told[-1] == f"{server.url}: answers again"
 
 
 def test_a_slow_request_is_asked_elsewhere():
     with StubServer(delay=lambda ids: 1.0 if ids[2] == 2 else 0.0) as slow, StubServer() as quick:
         found = gather(Pool([slow.url, quick.url], concurrency=1, timeout=0.3, backoff=0.02), asks(6))
     assert sorted(found) == list(range(6))
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and says nothing, as one that hangs does."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        yield f"http://127.0.0.1:{port.getsockname()[1]}"
+
+
+def test_a_silent_server_is_given_up_long_before_a_request_has_to_be_answered(silent):
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"it does not say that it is there, asked twice for 0\.1 s \(2 tries\)"):
+        gather(Pool([silent], timeout=60, retries=1, backoff=0.01, silence=0.1), asks(5))
+    assert time.monotonic() - began < 5
+    with StubServer() as server:
+        assert len(gather(Pool([silent, server.url], timeout=60, backoff=0.01, silence=0.1), asks(5))) == 5
+
+
+def test_a_slow_server_that_says_that_it_is_there_is_waited_for():
+    with StubServer(delay=0.6) as server:
+        assert len(gather(Pool([server.url], retries=0, silence=0.1), asks(3))) == 3
+        assert len(server.asked) == 3
+
+
+def test_a_run_that_is_stopped_waits_for_nobody(silent):
+    began = time.monotonic()
+    Pool([silent], timeout=60).run(asks(5), lambda *_: None, stopped=lambda: time.monotonic() - began > 0.2)
+    assert time.monotonic() - began < 5
 
 
 def test_work_is_spread_and_bounded_per_server():

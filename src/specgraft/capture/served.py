@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from specgraft.config import CaptureSection
 from specgraft.engines.client import Pool
 from specgraft.engines.states import Written, states, states_folder
 from specgraft.engines.wire import Ask, Unusable
+from specgraft.log import say
 from specgraft.records import Conversation, Features
 
 PREFIX = "cmpl-specgraft"  # of the files that servers write for us
@@ -89,15 +90,17 @@ class Feed:
         self.change = threading.Condition()
         part = owner.part
         talk = states(owner.layers, self.collect, owner.mark)
-        self.pool = Pool(part.servers, part.engine, part.concurrency, part.timeout, part.retries, talk=talk, section="capture")
+        self.pool = Pool(part.servers, part.engine, part.concurrency, part.timeout, part.retries, talk=talk, section="capture", silence=part.silence)
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self) -> None:
         try:
-            self.pool.run(self.asks(), self.done, self.room)
+            self.pool.run(self.asks(), self.done, self.room, lambda: self.stopped)
         except BaseException as error:  # handed over, not swallowed
             self.error = error
+            if self.taken or self.ready:
+                say(f"capture: no more states come ({error}); those that did are used first")
         with self.change:
             self.ended = True
             self.change.notify_all()
@@ -110,22 +113,20 @@ class Feed:
 
     def room(self, index: int) -> bool:
         with self.change:
-            if self.stopped:
-                raise InterruptedError
             length = len(self.asked[index].input_ids)
             if index > self.taken and self.tokens + length > self.ahead:
                 return False
             self.tokens += length
             return True
 
-    def collect(self, ask: Ask, written: Written) -> tuple[torch.Tensor, torch.Tensor]:
+    def collect(self, ask: Ask, written: Written, over: Callable[[], bool]) -> tuple[torch.Tensor, torch.Tensor]:
         owner = self.owner
         if written.rows is not None:
             flat = torch.tensor(written.rows, dtype=owner.dtype)
             if flat.dim() != 2 or flat.shape[1] != len(owner.layers) * owner.width:
                 raise Unusable(f"its states are {tuple(flat.shape)}, and {len(owner.layers)} layers of {owner.width} were expected")
             return owner.pick(ask, StatesFile(ask.ids, owner.layers, flat.view(len(flat), len(owner.layers), owner.width)))
-        return owner.pick(ask, take_states(owner.folder / written.file, owner.part.timeout, lambda: self.stopped))
+        return owner.pick(ask, take_states(owner.folder / written.file, owner.part.timeout, over))
 
     def done(self, index: int, found: tuple[torch.Tensor, torch.Tensor]) -> None:
         with self.change:

@@ -8,16 +8,18 @@ Nothing is sent anywhere but to the URLs given: no redirects, no proxies.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import httpx
 
 from specgraft.engines import llamacpp, sglang, vllm
 from specgraft.engines.wire import END, Ask, Failed, Reply, Unusable
+from specgraft.log import say
 
 __all__ = ["Ask", "Pool", "Reply"]
 
@@ -26,6 +28,7 @@ LATER = {408, 425, 429, 502, 503, 504}  # the server is busy, starting or behind
 CONNECT = 10.0  # seconds
 LONGEST = 30.0  # seconds between two tries
 HELD = 0.05  # seconds until one who is too far ahead looks again
+LOOK = 1.0  # until anyone does
 Send = Callable[[str, str, dict[str, Any] | None], Awaitable[dict[str, Any]]]  # method, path, body -> the JSON object that came
 
 
@@ -76,7 +79,8 @@ class Pool:
 
     A request that failed `retries` + 1 times, or as many failures in a row of every server, stop the run. `backoff`
     seconds lie between the first two tries, then twice as many: 1 + 2 + 4 for 3 retries, time for a restart.
-    `section` of the run file holds the keys that messages name.
+    `section` of the run file holds the keys that messages name. `silence`: a server that works on requests and twice does not say
+    within so many seconds that it is there has failed, whatever its `timeout`; 0: it is not asked.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Pool:
         backoff: float = 1.0,
         talk: Talk = answer,
         section: str = "regen",
+        silence: float = 0.0,
     ) -> None:
         if engine != "auto" and engine not in ENGINES:
             raise ValueError(f"engine {engine!r} is unknown: use auto, {', '.join(ENGINES)}")
@@ -96,15 +101,19 @@ class Pool:
             raise ValueError("no server is given: name at least one URL, such as http://127.0.0.1:8000")
         self.urls = list(dict.fromkeys(base_url(url) for url in urls))
         self.engine, self.concurrency, self.timeout = engine, concurrency, timeout
-        self.retries, self.backoff, self.talk, self.section = retries, backoff, talk, section
+        self.retries, self.backoff, self.talk, self.section, self.silence = retries, backoff, talk, section, silence
 
-    def run(self, asks: Iterable[Ask], done: Callable[[int, Any], None], room: Callable[[int], bool] = lambda index: True) -> None:
+    def run(
+        self, asks: Iterable[Ask], done: Callable[[int, Any], None], room: Callable[[int], bool] = lambda index: True,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         """Calls `done(index, reply)` in this thread, once for each ask, as they finish, in any order.
 
-        No ask is given out before `room(index)` says so; it is asked again and again, and what it raises ends the run.
-        Raises ValueError in one line (server, request, last error, what to do), after all that was finished has been handed over.
+        No ask is given out before `room(index)` says so, and it is asked again and again. Within a second of `stopped()` all that is
+        under way is given up. Raises ValueError in one line (server, request, last error, what to do), after all that was finished
+        has been handed over.
         """
-        asyncio.run(Round(self, asks, done, room).run())
+        asyncio.run(Round(self, asks, done, room, stopped).run())
 
     def wait(self, attempt: int) -> float:
         """Seconds behind the failed try number `attempt` (from 1)."""
@@ -114,8 +123,10 @@ class Pool:
 class Round:
     """One run of a pool: one loop gives out the asks, hears the replies and decides what is tried again."""
 
-    def __init__(self, pool: Pool, asks: Iterable[Ask], done: Callable[[int, Any], None], room: Callable[[int], bool]) -> None:
-        self.pool, self.done, self.room = pool, done, room
+    def __init__(
+        self, pool: Pool, asks: Iterable[Ask], done: Callable[[int, Any], None], room: Callable[[int], bool], stopped: Callable[[], bool]
+    ) -> None:
+        self.pool, self.done, self.room, self.stopped = pool, done, room, stopped
         self.servers = [Server(url, pool.engine) for url in pool.urls]
         self.asks = enumerate(asks)
         self.fresh: Job | None = None  # the next one that nobody was asked yet
@@ -132,16 +143,18 @@ class Round:
         self.advance()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.pool.concurrency * len(self.servers))
         timeout = httpx.Timeout(self.pool.timeout, connect=min(CONNECT, self.pool.timeout))
-        async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, follow_redirects=False) as client:
+        async with httpx.AsyncClient(verify=certificates(), limits=limits, timeout=timeout, trust_env=False, follow_redirects=False) as client:
+            watches = [asyncio.create_task(self.watch(client, server)) for server in self.servers if self.pool.silence]
             try:
-                while self.running or (not self.broken and (self.fresh or self.again)):
+                while not self.stopped() and (self.running or (not self.broken and (self.fresh or self.again))):
                     if not self.broken:
                         self.give_out(client)
                     await self.hear()
             finally:
-                for task in self.running:
+                tasks = [*watches, *self.running]
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(*self.running, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
         if self.broken:
             raise ValueError(self.broken)
 
@@ -178,7 +191,7 @@ class Round:
         """Waits until a request ends or something may be tried again, and settles what ended."""
         now = time.monotonic()
         times = [job.ready for job in self.again] + [server.ready for server in self.servers if server.failures]
-        soonest = min((moment for moment in [*times, *([now + HELD] if self.held else [])] if moment > now), default=now + 1.0)
+        soonest = min(moment for moment in [*times, now + (HELD if self.held else LOOK)] if moment > now)
         if not self.running:
             await asyncio.sleep(soonest - now)
             return
@@ -187,14 +200,35 @@ class Round:
             server, job = self.running.pop(task)
             server.running -= 1
             try:
+                if task.cancelled():
+                    raise Failed(f"it does not say that it is there, asked twice for {self.pool.silence:g} s", server=True)
                 reply = task.result()
             except Failed as error:
                 self.failed(server, job, error)
             except Unusable as error:
                 self.broken = self.broken or f"{server.url}: {job.said}{error}"
             else:
+                if server.failures:
+                    say(f"{server.url}: answers again")
                 server.failures, server.ready = 0, 0.0
                 self.done(job.index, reply)
+
+    async def watch(self, client: httpx.AsyncClient, server: Server) -> None:
+        """Gives up what is under way at a server that is silent: requests may take long, the word that it is there may not."""
+        missed = 0
+        while True:
+            await asyncio.sleep(self.pool.silence if not missed else 0)
+            try:
+                if server.running:
+                    await client.get(f"{server.url}/v1/models", timeout=self.pool.silence)
+                missed = 0
+            except httpx.TransportError:
+                missed += 1
+            if missed == 2:
+                missed = 0
+                for task, (whose, _) in self.running.items():
+                    if whose is server:
+                        task.cancel()
 
     def failed(self, server: Server, job: Job, error: Failed) -> None:
         now = time.monotonic()
@@ -202,7 +236,12 @@ class Round:
         job.failed_at.add(server.url)
         if error.server and now >= server.ready:  # all that broke off together is one failure of the server
             server.failures += 1
-            server.ready = now + self.pool.wait(server.failures)
+            pause = self.pool.wait(server.failures)
+            server.ready = now + pause
+            if server.failures <= self.pool.retries:
+                say(f"{server.url}: {error}; asked again in {pause:g} s")
+            elif server.failures == self.pool.retries + 1 and len(self.servers) > 1:
+                say(f"{server.url}: {error}; asked now and then while others answer")
         elsewhere = any(other is not server and not other.failures and other.url not in job.failed_at for other in self.servers)
         job.ready = now if elsewhere else now + self.pool.wait(job.tries)
         gone = min(other.failures for other in self.servers)  # no server is there: no need to try every job as often
@@ -256,6 +295,12 @@ class Round:
         if not isinstance(answer, dict):
             raise Failed("the answer is no JSON object", server=False)
         return answer
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """Read once: that takes longer than a short request."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def said(response: httpx.Response) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,11 @@ def sglang_flags(taps: Sequence[int], layers: int) -> list[str]:
     return [*line, "--chunked-prefill-size", "-1"]
 
 
-def states(layers: Sequence[int], collect: Callable[[Ask, Written], Any], mark: str) -> Any:
+def states(layers: Sequence[int], collect: Callable[[Ask, Written, Callable[[], bool]], Any], mark: str) -> Any:
     """A `Talk` of `client.Pool`: hidden states of `ask.ids` for these layers (rising ids), handed to `collect` in a thread.
 
     `mark` goes into the names of vLLM's files, `cmpl-<mark>-...`, so that those of a run can be told. `collect` raises Failed or
-    Unusable as a talk does; what it returns is the pool's result.
+    Unusable as a talk does; what it returns is the pool's result. It gives up when its third argument says so: a thread cannot be ended.
     """
     checked: set[str] = set()
 
@@ -75,7 +76,11 @@ def states(layers: Sequence[int], collect: Callable[[Ask, Written], Any], mark: 
             found = _sglang(ask, await send("POST", *_sglang_request(ask)))
         else:
             found = _vllm(ask, await send("POST", *_vllm_request(ask, server.model, mark)))
-        return await asyncio.to_thread(collect, ask, found)
+        over = threading.Event()
+        try:
+            return await asyncio.to_thread(collect, ask, found, over.is_set)
+        finally:
+            over.set()
 
     return talk
 
