@@ -77,6 +77,7 @@ def test_a_run_decodes_at_its_checkpoints_and_where_it_was_stopped_before_that(r
     [
         (["train.parallel=fsdp", "train.optimizer=muon"], r"needs whole matrices"),
         (["train.parallel=fsdp", "distill.preset=draft_opd"], r"rollouts decode with the whole drafter"),
+        (["stream.staleness=1"], r"stream\.staleness=1: only branches are drawn ahead"),
         (["train.rows=4", "train.accumulate=5"], r"train\.accumulate=5 micro-batches of train\.rows=4"),
         (["train.decode_prompts=101"], r"train\.decode_prompts=101 is above prompts\.held_out=100"),
     ],
