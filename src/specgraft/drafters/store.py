@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,15 +16,14 @@ from specgraft.drafters.registry import build
 WEIGHTS = "drafter.safetensors"
 
 
-def save_drafter(folder: Path, drafter: Drafter, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Writes config and float32 weights into an existing folder (the caller renames the folder when it is complete).
+def save_drafter(folder: Path, drafter: Drafter) -> None:
+    """Writes config and float32 weights into an existing folder (the caller renames the folder when it is complete)."""
+    save_file({name: tensor.detach().float().cpu().contiguous() for name, tensor in drafter.state_dict().items()}, folder / WEIGHTS)
+    save_config(folder, drafter.config)
 
-    `weights`: in place of the drafter's own, where that has only a part of each.
-    """
-    every = drafter.state_dict() if weights is None else weights
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in every.items()}
-    save_file(tensors, folder / WEIGHTS)
-    (folder / "config.json").write_text(json.dumps(drafter.config.to_json(), indent=2) + "\n", encoding="utf-8")
+
+def save_config(folder: Path, config: DrafterConfig) -> None:
+    (folder / "config.json").write_text(json.dumps(config.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def load_drafter(folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Drafter:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from specgraft import __version__
 from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.drafter import Drafter
-from specgraft.drafters.store import WEIGHTS, load_drafter, save_drafter
+from specgraft.drafters.store import WEIGHTS, load_drafter, save_config, save_drafter
 from specgraft.run_dir import read_json
 from specgraft.targets.load import digest
 from specgraft.train.optimizer import Optimizer
-from specgraft.train.parallel.sharded import put, weights
+from specgraft.train.parallel.group import Group
+from specgraft.train.parallel.sharded import put, write_parts
 
 OPTIMIZER = "optimizer.safetensors"
 AHEAD = "branches.safetensors"  # drawn and not yet learnt from (`train.ahead`), where there are any
@@ -71,19 +71,6 @@ def latest(root: Path) -> Path:
     return verify(found[-1])
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Whole tensors of a drafter that ranks hold in parts. Filled by `collect`."""
-
-    weights: dict[str, torch.Tensor]
-    moments: dict[str, torch.Tensor]
-
-
-def collect(drafter: Drafter, optimizer: Optimizer) -> Collected:
-    """Gathered on the CPU, tensor by tensor; every rank must ask."""
-    return Collected(weights(drafter), optimizer.tensors())
-
-
 def decoded(root: Path) -> dict[int, dict[str, float]]:
     """What decoding at checkpoints has measured, by step. Raises ValueError for a damaged file."""
     if not (root / BEST).exists():
@@ -115,37 +102,63 @@ def named(root: Path, name: Path | None) -> Path:
 
 def save(
     root: Path, step: int, drafter: Drafter, optimizer: Optimizer, settings: dict[str, Any], keep: int,
-    collected: Collected | None = None, ahead: Mapping[str, torch.Tensor] | None = None,
+    ahead: Mapping[str, torch.Tensor] | None = None, group: Group | None = None, sharded: bool = False,
 ) -> Path:  # fmt: skip
     """Writes step-NNNNNN beside the others and deletes all but the `keep` newest and the best.
 
-    `collected`: what to write, where drafter and optimiser hold only a part of it; `ahead`: what is drawn already. Raises ValueError naming the folder when the disk refuses; what was there stays.
+    `ahead`: what is drawn already. `group`: ranks that all call; where drafter and optimiser are `sharded` each writes its part, else
+    one writes. Raises ValueError naming the folder, on all ranks, when the disk refuses; what was there stays.
     """
+    group = group or Group()
     folder = checkpoint_folder(root, step)
-    temporary = root / f".{folder.name}.{os.getpid()}.tmp"
-    try:
+    temporary = root / f".{folder.name}.tmp"
+
+    def begin() -> None:
         root.mkdir(parents=True, exist_ok=True)
         for stale in root.glob(".step-*.tmp"):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
-        save_drafter(temporary, drafter, None if collected is None else collected.weights)
-        save_file(optimizer.tensors() if collected is None else collected.moments, temporary / OPTIMIZER)
+
+    def write() -> None:
+        save_drafter(temporary, drafter)
+        save_file(optimizer.tensors(), temporary / OPTIMIZER)
+
+    def write_all() -> None:
+        write_parts(temporary, {WEIGHTS: drafter.state_dict(), OPTIMIZER: optimizer.tensors()}, group)
+        if group.leads:
+            save_config(temporary, drafter.config)
+
+    def seal() -> None:
         if ahead:
             save_file(dict(ahead), temporary / AHEAD)
-        files = {name: digest(temporary / name) for name in (WEIGHTS, OPTIMIZER, *([AHEAD] if ahead else []))}
+        files = {path.name: digest(path) for path in sorted(temporary.glob("*.safetensors"))}
         state = {"step": step, "settings": settings, "sha256": files, "provenance": provenance()}
         (temporary / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         temporary.rename(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise ValueError(f"{folder}: could not be written ({reason}); free space or set run.root") from None
-    best = best_of(root)
-    for old in checkpoints(root)[:-keep]:
-        if old != best:
-            shutil.rmtree(old)
+        best = best_of(root)
+        for old in checkpoints(root)[:-keep]:
+            if old != best:
+                shutil.rmtree(old)
+
+    def refusing(call: Callable[[], None]) -> Callable[[], None]:
+        def tried() -> None:
+            try:
+                call()
+            except (OSError, SafetensorError) as error:
+                shutil.rmtree(temporary, ignore_errors=True)
+                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+                raise ValueError(f"{folder}: could not be written ({reason}); free space or set run.root") from None
+
+        return tried
+
+    group.lead(refusing(begin))
+    if sharded:
+        group.alike(refusing(write_all))
+    else:
+        group.lead(refusing(write))
+    group.lead(refusing(seal))
     return folder
 
 

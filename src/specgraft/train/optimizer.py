@@ -51,12 +51,12 @@ class Optimizer:
         return float(norm)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Moments by parameter name, for a checkpoint; where they are sharded, ranks must ask together."""
+        """Moments by parameter name, for a checkpoint; where they are sharded, this rank's part of each."""
         found: dict[str, torch.Tensor] = {}
         for name, parameter in self.drafter.named_parameters():
             for part in self.parts:
                 state = part.state.get(parameter, {})
-                found |= {f"{key}.{name}": whole(state[key]).cpu().contiguous() for key in MOMENTS if key in state}
+                found |= {f"{key}.{name}": state[key].detach() for key in MOMENTS if key in state}
         return found
 
     def load(self, tensors: dict[str, torch.Tensor], step: int) -> None:

@@ -25,7 +25,7 @@ from specgraft.stream.source import Open, Source
 from specgraft.targets.model import Target
 from specgraft.train.ahead import Ahead
 from specgraft.train.batch import step_shares
-from specgraft.train.checkpoint import Saved, checkpoints, collect, decoded, read, save
+from specgraft.train.checkpoint import Saved, checkpoints, decoded, read, save
 from specgraft.train.decoding import forget, measured, remember
 from specgraft.train.micro import both, gradients
 from specgraft.train.optimizer import Optimizer, learning_rate
@@ -207,9 +207,8 @@ class Loop:
 
     def save(self, done: int, ahead: Ahead) -> None:
         self.stepper.rest()
-        whole = collect(self.drafter, self.optimizer) if self.stepper.sharded else None
         part, settings, drawn = self.config.train, self.begun.settings, ahead.stored()
-        self.group.lead(lambda: _nothing(save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, whole, drawn)))
+        save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, drawn, self.group, self.stepper.sharded)
 
     def validate(self, done: int) -> None:
         found = validation(self.config, self.drafter, self.begun.shared, self.begun.held_out, self.stepper, self.group)
@@ -226,10 +225,6 @@ class Loop:
 
 def refuse_infinite(done: int, loss: float, norm: float) -> None:
     raise ValueError(f"train: step {done} has loss {loss} and gradient norm {norm}: lower train.lr, or start from a drafter that is nearer to the target")
-
-
-def _nothing(_: object) -> None:
-    return None
 
 
 def refuse_nothing_to_learn(max_length: int, conversations: Sequence[Conversation], least: int = 2) -> None:
