@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +22,7 @@ from specgraft.engines.states import Written, states, states_folder
 from specgraft.engines.wire import Ask, Unusable
 from specgraft.log import say
 from specgraft.records import Conversation, Features
+from specgraft.stream.memory import MemoryStream
 
 PREFIX = "cmpl-specgraft"  # of the files that servers write for us
 
@@ -54,7 +54,7 @@ class ServedStates:
         """
         feed = Feed(self, conversations, ahead)
         try:
-            yield from feed.rows()
+            yield from feed
         finally:
             feed.close()
             for file in self.folder.glob(f"cmpl-{self.mark}-*"):
@@ -77,46 +77,38 @@ class ServedStates:
         return found.states[:, places], found.states[:, -1].clone()
 
 
-class Feed:
-    """One thread asks, whoever iterates takes; in between at most so many tokens."""
+class Feed(MemoryStream[Features]):
+    """Rows of servers, handed over in order though they come in any. What is under way counts as held."""
 
     def __init__(self, owner: ServedStates, conversations: Iterable[Conversation], ahead: int) -> None:
-        self.owner, self.conversations, self.ahead = owner, conversations, ahead
-        self.asked: dict[int, Conversation] = {}  # given to the pool and not taken yet
-        self.ready: dict[int, Features] = {}
-        self.taken = self.tokens = 0  # rows that were handed over; tokens of those given out beyond them
-        self.ended, self.stopped = False, False
-        self.error: BaseException | None = None
-        self.change = threading.Condition()
-        part = owner.part
-        talk = states(owner.layers, self.collect, owner.mark)
-        self.pool = Pool(part.servers, part.engine, part.concurrency, part.timeout, part.retries, talk=talk, section="capture", silence=part.silence)
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
+        self.owner, self.conversations = owner, conversations
+        self.asked: dict[int, Conversation] = {}  # given to the pool, and not made yet
+        self.early: dict[int, Features] = {}  # made before one in front of them
+        self.following = 0  # the next one to hand over
+        super().__init__((), ahead, lambda row: len(row.input_ids))
 
-    def run(self) -> None:
+    def _fill(self) -> None:
+        part = self.owner.part
+        talk = states(self.owner.layers, self.collect, self.owner.mark)
+        pool = Pool(part.servers, part.engine, part.concurrency, part.timeout, part.retries, talk=talk, section="capture", silence=part.silence)
         try:
-            self.pool.run(self.asks(), self.done, self.room, lambda: self.stopped)
-        except BaseException as error:  # handed over, not swallowed
-            self.error = error
-            if self.taken or self.ready:
+            pool.run(self.asks(), self.done, self.room, lambda: self._stop)
+        except ValueError as error:
+            if self.following:  # who takes hears of it behind these
                 say(f"capture: no more states come ({error}); those that did are used first")
-        with self.change:
-            self.ended = True
-            self.change.notify_all()
+            raise
 
     def asks(self) -> Iterator[Ask]:
         for index, conversation in enumerate(self.conversations):
-            with self.change:
-                self.asked[index] = conversation
+            self.asked[index] = conversation
             yield Ask(conversation.input_ids, 1, name=conversation.prompt_id)
 
     def room(self, index: int) -> bool:
-        with self.change:
-            length = len(self.asked[index].input_ids)
-            if index > self.taken and self.tokens + length > self.ahead:
+        length = len(self.asked[index].input_ids)
+        with self._change:
+            if self.held and self.held + length > self.bound:
                 return False
-            self.tokens += length
+            self.held += length
             return True
 
     def collect(self, ask: Ask, written: Written, over: Callable[[], bool]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,31 +121,13 @@ class Feed:
         return owner.pick(ask, take_states(owner.folder / written.file, owner.part.timeout, over))
 
     def done(self, index: int, found: tuple[torch.Tensor, torch.Tensor]) -> None:
-        with self.change:
-            row = self.asked[index]
-            ids, mask = torch.tensor(row.input_ids), torch.tensor(row.loss_mask)
-            self.ready[index] = Features(row.prompt_id, ids, mask, *found)
-            self.change.notify_all()
-
-    def rows(self) -> Iterator[Features]:
-        while True:
-            with self.change:
-                while self.taken not in self.ready and not self.ended:
-                    self.change.wait()
-                if self.taken not in self.ready:
-                    if self.error is not None:
-                        raise self.error
-                    return
-                row = self.ready.pop(self.taken)
-                del self.asked[self.taken]
-                self.taken += 1
-                self.tokens -= len(row.input_ids)
-            yield row
-
-    def close(self) -> None:
-        with self.change:
-            self.stopped = True
-        self.thread.join(timeout=10)
+        row = self.asked.pop(index)
+        self.early[index] = Features(row.prompt_id, torch.tensor(row.input_ids), torch.tensor(row.loss_mask), *found)
+        with self._change:
+            while self.following in self.early:
+                self._items.append(self.early.pop(self.following))
+                self.following += 1
+            self._change.notify_all()
 
 
 def sweep(folder: Path, host: str) -> None:

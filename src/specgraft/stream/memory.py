@@ -24,19 +24,24 @@ class MemoryStream(Generic[Item]):
         self._change = threading.Condition()
         self._stop = self._ended = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._produce, args=(source,), daemon=True)
+        self._source = source
+        self._thread = threading.Thread(target=self._produce, daemon=True)
         self._thread.start()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def _produce(self, source: Iterable[Item]) -> None:
+    def _fill(self) -> None:
+        """What the thread does until it is stopped or all is made."""
+        for item in self._source:
+            if not self._offer(item):
+                break
+        if isinstance(self._source, Generator):  # what works ahead behind it stops with it
+            self._source.close()
+
+    def _produce(self) -> None:
         try:
-            for item in source:
-                if not self._offer(item):
-                    break
-            if isinstance(source, Generator):  # what works ahead behind it stops with it
-                source.close()
+            self._fill()
         except BaseException as error:  # handed over, not swallowed
             self._error = error
         with self._change:
