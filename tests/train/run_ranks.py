@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +17,13 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, multiprocessing
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from specgraft.capture.stage import feature_header
 from specgraft.run_dir import RunDir, write_text
 from specgraft.train import stage
 from specgraft.train.checkpoint import checkpoints
+from specgraft.train.parallel import sharded
 from specgraft.train.parallel.group import Group
 from specgraft.train.stage import train
 
@@ -74,32 +77,81 @@ def work(rank: int, size: int, folder: str, cases: list[Case]) -> None:
 
 @contextmanager
 def disturbed(name: str, rank: int) -> Iterator[None]:
-    """What befalls rank 1 alone in the runs of these names."""
-    if rank != 1 or name not in ("sigterm", "refused"):
-        yield
-        return
+    """What befalls one rank, or all of them, in the runs of these names."""
+    who, what = DISTURBED.get(name, (None, None))
     with pytest.MonkeyPatch.context() as patch:
-        if name == "sigterm":
-            steps, learn = [], stage.gradients
-
-            def asked(*args: Any) -> Any:
-                steps.append(1)
-                if len(steps) == 3:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                return learn(*args)
-
-            patch.setattr(stage, "gradients", asked)
-        else:
-            shares = stage.step_shares
-
-            def damaged(*args: Any) -> Any:
-                yield next(shares(*args))
-                error = ValueError("shard 3 is damaged")
-                error.exit_code = 7  # type: ignore[attr-defined]
-                raise error
-
-            patch.setattr(stage, "step_shares", damaged)
+        if what is not None and who in (rank, None):
+            what(patch)
         yield
+
+
+def sigterm(patch: pytest.MonkeyPatch) -> None:
+    """In the third step."""
+    steps, learn = [], stage.gradients
+
+    def asked(*args: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learn(*args)
+
+    patch.setattr(stage, "gradients", asked)
+
+
+def damaged_row(patch: pytest.MonkeyPatch) -> None:
+    """In the second step."""
+    shares = stage.step_shares
+
+    def damaged(*args: Any) -> Any:
+        yield next(shares(*args))
+        error = ValueError("shard 3 is damaged")
+        error.exit_code = 7  # type: ignore[attr-defined]
+        raise error
+
+    patch.setattr(stage, "step_shares", damaged)
+
+
+class Writer(HuggingFaceStorageWriter):
+    """Of parts of a checkpoint; what is done to the second one is in `write_data` or `finish`."""
+
+    made = 0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        type(self).made += 1
+
+
+class Full(Writer):
+    def write_data(self, *args: Any) -> Any:
+        if self.made == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write_data(*args)
+
+
+class Unseen(Writer):
+    def finish(self, **given: Any) -> Any:
+        """The part of the first rank, and not of the last: the whole tensors keep their shape."""
+        if self.made == 2:
+            for part in Path(self.path).glob("shard-00001-*"):
+                part.unlink()
+        return super().finish(**given)
+
+
+class Killed(Writer):
+    def write_data(self, *args: Any) -> Any:
+        if self.made == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().write_data(*args)
+
+
+def writes_with(kind: type[Writer]) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(sharded, "HuggingFaceStorageWriter", kind)
+
+
+DISTURBED: dict[str, tuple[int | None, Callable[[pytest.MonkeyPatch], None]]] = {
+    "sigterm": (1, sigterm), "refused": (1, damaged_row), "full": (1, writes_with(Full)), "unseen": (0, writes_with(Unseen)),
+    "killed": (1, writes_with(Killed)),
+}  # fmt: skip
 
 
 def run_ranks(size: int, captured: Path, folder: Path, cases: list[Case]) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from run_ranks import Case, run_ranks, train_case
-from safetensors.torch import load_file
 
 from specgraft.log import read_metrics
 from specgraft.train.checkpoint import checkpoints
@@ -27,12 +25,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "ahead": {"distill": {"preset": "specopd", "branches_per_anchor": 2}, "stream": {"staleness": 1}},
     "draft_opd": {"distill": {"preset": "draft_opd"}},
 }
+FSDP: dict[str, Any] = {"parallel": "fsdp"}
 MANY: list[tuple[str, int, int, dict[str, Any]]] = [  # kind, ranks, micro-batches, more of [train]
-    ("dspark", 2, 4, {}), ("blocks", 2, 1, {}), ("drawn", 2, 2, {}), ("dflash2", 2, 1, {}), ("specopd", 2, 4, {}), ("draft_opd", 2, 1, {}),
-    ("dspark", 2, 1, {"parallel": "fsdp"}), ("dflash2", 2, 4, {"parallel": "fsdp", "checkpoint_activations": True}),
-    ("dspark", 4, 1, {}), ("specopd", 4, 2, {}), ("ahead", 2, 2, {"parallel": "fsdp"}),
+    *((kind, ranks, 4, {}) for kind in KINDS for ranks in (2, 4)),
+    ("blocks", 2, 1, {}), ("drawn", 2, 2, {}), ("dflash2", 2, 1, {}), ("draft_opd", 2, 1, {}), ("dspark", 4, 1, {}), ("specopd", 4, 2, {}),
+    ("dspark", 2, 1, FSDP), ("dflash2", 2, 4, {**FSDP, "checkpoint_activations": True}), ("ahead", 2, 2, FSDP),
 ]  # fmt: skip
-ALONE = [("dspark", 4), ("blocks", 3), ("drawn", 2), ("dflash2", 3), ("specopd", 4), ("ahead", 3), ("draft_opd", 2)]
+ALONE = [*((kind, 4) for kind in KINDS), ("dspark", 7), ("blocks", 3), ("drawn", 2), ("dflash2", 3), ("ahead", 3), ("draft_opd", 2)]
 
 
 def changes(kind: str, accumulate: int, more: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -69,36 +68,37 @@ def many(captured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             cases += [
                 ("sigterm", changes("dspark", 1, {"steps": 6, "checkpoint_every": 9})),
                 ("refused", changes("dspark", 1)),
-                ("straight", changes("dspark", 1, plain)),
                 ("decoded", changes("dspark", 1, {**plain, "decode_prompts": 3})),
                 ("sharded", changes("dspark", 1, {**plain, "parallel": "fsdp", "decode_prompts": 3})),
-                ("again<straight", changes("dspark", 1, plain)),
-                ("halves<straight", changes("dspark", 1, {**plain, "parallel": "fsdp"})),
             ]
         run_ranks(size, captured, folder, cases)
     return folder
 
 
-def same(root: Path, other: Path, rel: float = 1e-6) -> None:
-    """The rows of two metrics files; sums taken in another order."""
+def same(root: Path, other: Path) -> None:
+    """The rows of two metrics files, of which sums are taken in another order; prints how far losses and gradient norms are apart."""
     rows, others = read_metrics(root / "metrics.jsonl"), read_metrics(other / "metrics.jsonl")
     assert [row["kind"] for row in rows] == [row["kind"] for row in others] and len(rows) > 2
+    trained = [(row, twin) for row, twin in zip(rows, others, strict=True) if row["kind"] == "train"]
+    worst = {name: max(abs(row[name] - twin[name]) / abs(twin[name]) for row, twin in trained) for name in ("loss", "grad_norm")}
+    print(f"{root.name} against {other.name}: loss {worst['loss']:.1e}, gradient norm {worst['grad_norm']:.1e}")
+    assert max(worst.values()) < 1e-6
     for row, twin in zip(rows, others, strict=True):
         assert row.keys() == twin.keys()
         for key in row.keys() - {name for name in row if name in MEASURED or name.endswith("seconds")}:
-            expected = twin[key] if isinstance(twin[key], str) else pytest.approx(twin[key], rel=rel, abs=1e-7)
+            expected = twin[key] if isinstance(twin[key], str) else pytest.approx(twin[key], rel=1e-6, abs=1e-7)
             assert row[key] == expected, (row["step"], key)
 
 
 @pytest.mark.parametrize(("kind", "accumulate"), ALONE)
 def test_micro_batches_of_one_process(alone, kind: str, accumulate: int) -> None:
-    same(alone(kind), alone(kind, accumulate), 1e-6)
+    same(alone(kind, accumulate), alone(kind))
 
 
 @pytest.mark.parametrize("case", MANY, ids=lambda case: name_of(*case))
 def test_ranks_and_micro_batches(alone, many: Path, case: tuple[str, int, int, dict[str, Any]]) -> None:
     assert not list(many.glob(f"{name_of(*case)}.*.refused"))
-    same(alone(case[0]), many / name_of(*case), 1e-6)
+    same(many / name_of(*case), alone(case[0]))
 
 
 # what else ranks do
@@ -120,18 +120,6 @@ def test_what_one_rank_refuses_all_refuse(many: Path) -> None:
     told = [(many / f"refused.{rank}.refused").read_text() for rank in (0, 1)]
     assert told[0] == told[1] == "7 shard 3 is damaged"
     assert trained_steps(many / "refused") == [1]
-
-
-def test_ranks_go_on_to_the_same_bits_and_one_process_to_the_same_numbers(many: Path, tmp_path: Path) -> None:
-    """2 + 2 steps against 4: on the ranks that began, with the weights sharded, and in one process."""
-    straight = many / "straight"
-    whole, again = (load_file(many / name / "checkpoints" / "step-000004" / "drafter.safetensors") for name in ("straight", "again"))
-    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
-    one = Path(shutil.copytree(straight, tmp_path / "one"))
-    shutil.rmtree(one / "checkpoints" / "step-000004")
-    train_case(one, changes("dspark", 1, {"steps": 4, "checkpoint_every": 2, "keep": 9}), None)
-    for root in (many / "halves", one):
-        same(straight, root)
 
 
 def test_checkpoints_are_really_decoded_by_all_ranks_as_by_one(many: Path) -> None:
