@@ -16,7 +16,7 @@ from specgraft.report.top import lines, show
 def steps(count: int) -> list[dict[str, Any]]:
     return [
         {"kind": "train", "step": step, "loss": 2.0, "grad_norm": 0.5, "lr": 1e-3, "seconds": 0.75, "stall_seconds": 0.25, "tokens": 300,
-         "rss_mb": 512.0, "staleness": 0}
+         "rss_mb": 512.0, "staleness": 0, "device_activity": 0.5 + 0.25 * (step % 2)}
         for step in range(1, count + 1)
     ]  # fmt: skip
 
@@ -28,7 +28,7 @@ def test_rates_are_means_of_the_last_steps_and_the_best_decoded_checkpoint_is_na
     assert found["step"] == "30 of 100" and found["left"] == "0:01:10"
     assert found["tokens per second"] == "300" and found["waiting for batches"] == "25.0%" and found["seconds a step"] == "1.000"
     assert found["decoded accept length"] == "2.250 at step 30" and found["best decoded"] == "2.500 at step 20"
-    assert found["teacher-forced accept length"] == "1.750 at step 30" and found["memory (MB)"] == "512"
+    assert found["teacher-forced accept length"] == "1.750 at step 30" and found["memory (MB)"] == "512" and found["device activity"] == "62.5%"
 
 
 def test_once_prints_the_table_of_a_folder_or_of_a_run_file(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def lines(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[tuple[str,
         ("tokens per second", f"{sum(row.get('tokens', 0) for row in recent) / max(seconds, 1e-9):,.0f}"),
         ("waiting for batches", f"{sum(row.get('stall_seconds', 0.0) for row in recent) / max(seconds, 1e-9):.1%}"),
     ]
+    if active := [row["device_activity"] for row in recent if "device_activity" in row]:
+        found.append(("device activity", f"{sum(active) / len(active):.1%}"))
     if wanted:
         found.append(("left", clock(seconds / len(recent) * (wanted - newest["step"]))))
     for name, key in (("memory (MB)", "rss_mb"), ("device memory (MB)", "device_mb"), ("staleness", "staleness")):

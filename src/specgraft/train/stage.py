@@ -27,6 +27,7 @@ from specgraft.train.ahead import Ahead
 from specgraft.train.batch import step_shares
 from specgraft.train.checkpoint import Saved, checkpoints, decoded, read, save
 from specgraft.train.decoding import forget, measured, remember
+from specgraft.train.device import Activity
 from specgraft.train.micro import both, gradients
 from specgraft.train.optimizer import Optimizer, learning_rate
 from specgraft.train.parallel.group import Group
@@ -171,7 +172,7 @@ class Loop:
 
     def step(self, step: int, ahead: Ahead) -> None:
         part, done = self.config.train, step + 1
-        began = time.monotonic()
+        began, activity = time.monotonic(), Activity(self.device)
         turn = ahead.take(step)
         outcome = gradients(self.stepper, self.task, turn.batches, step, self.device, turn.drawn)
         norm = self.optimizer.step(step)
@@ -179,7 +180,7 @@ class Loop:
         seconds = time.monotonic() - began - waited
         if turn.drawn is not None:
             outcome = replace(outcome, seconds=both(outcome.seconds, {"sample": sampled}))
-        row = summary(outcome, seconds)
+        row = summary(outcome, seconds) | activity.told()
         if not math.isfinite(row["loss"]) or not math.isfinite(norm):
             self.group.alike(lambda: refuse_infinite(done, row["loss"], norm))
         row |= pace(sum(turn.share.lengths), seconds, waited, self.device, step - turn.at) | self.begun.source.facts()

@@ -22,7 +22,7 @@ BY_SLOT = ("alpha", "hit", "recall", "mass", "oracle", "path")  # one plus the s
 # of the machine, not of the training
 MEASURED = (
     "seconds", "stall_seconds", "stall_share", "tokens_per_second", "rss_mb", "device_mb", "wait_seconds", "producer_share", "queue_bytes",
-    "queue_rows",
+    "queue_rows", "device_activity",
 )  # fmt: skip
 
 
