@@ -75,9 +75,14 @@ def capture(arguments: Arguments = None, allow: Allow = None) -> None:
 
 
 @app.command()
-def train(arguments: Arguments = None, allow: Allow = None) -> None:
+def train(
+    arguments: Arguments = None,
+    allow: Allow = None,
+    ray_workers: Annotated[int, typer.Option(min=0, help="ranks as workers of Ray Train, in the cluster of stream.address or one of this machine; 0: none")] = 0,
+) -> None:
     """Trains the drafter; goes on from the newest checkpoint. Several ranks: torchrun --nproc-per-node N -m specgraft train RUN.toml"""
-    say(f"checkpoint: {session(arguments, allow).train()}")
+    work = session(arguments, allow)
+    say(f"checkpoint: {work.train_on_ray(ray_workers) if ray_workers else work.train()}")
 
 
 @app.command()

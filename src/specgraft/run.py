@@ -138,7 +138,7 @@ class Session:
         return True
 
     def train(self) -> Path:
-        """In this process, or as one of the ranks that torchrun has started."""
+        """In this process, or as one of the ranks that torchrun or Ray Train has started."""
         prepare(self.config)
         from specgraft.train.checkpoint import latest
         from specgraft.train.parallel.group import joined
@@ -154,6 +154,14 @@ class Session:
             else:
                 self.train_live(conversations, group)
             return group.alike(lambda: latest(self.run.checkpoints))
+
+    def train_on_ray(self, workers: int) -> Path:
+        """The same with that many workers of Ray Train as ranks."""
+        from functools import partial
+
+        from specgraft.train.parallel.ray_train import on_workers
+
+        return on_workers(self.config, self.run.root, workers, partial(train_there, self.config, self.allow))
 
     def train_live(self, conversations: list[Conversation], group: Group) -> None:
         """Training on features that are made meanwhile; what capture checks before it writes is checked here."""
@@ -174,25 +182,22 @@ class Session:
 
         from specgraft.capture.feed import opened, produce, row_bytes
         from specgraft.capture.stage import feature_header
-        from specgraft.check.gates import record, require
-        from specgraft.stream.crew import Crew
+        from specgraft.stream.crew import Crew, new_mark
         from specgraft.stream.scoring import remote_scorer
         from specgraft.targets.load import identity
         from specgraft.targets.outer import load_outer
         from specgraft.train.stage import train
 
         part, config = self.config.target, self.config
-        with self.timed("train"), Crew(config.stream, partial(hosted, config)) as crew:
-            outer: Any = load_outer(part.id, part.dtype, config.run.device, part.remote_code)
-            outer.given_identity = crew.ask(identity)
-            header = feature_header(config, outer)
-            results = self.token_gates(conversations) + crew.ask(gates_there, config, self.run, conversations)
-            if self.writes:
-                record(self.run, results, self.allow)
-            require(results, self.allow)
+        mark = group.told(new_mark(), 0) if group.size > 1 else ""
+        with self.timed("train"), group.alike(lambda: Crew(config.stream, partial(hosted, config), mark, group.leads)) as crew:
+            outer: Any = group.alike(lambda: load_outer(part.id, part.dtype, config.run.device, part.remote_code))
+            outer.given_identity = group.alike(lambda: crew.ask(identity))
+            header = group.alike(lambda: feature_header(config, outer))
+            group.lead(lambda: self.passed(self.token_gates(conversations) + crew.ask(gates_there, config, self.run, conversations)))
             size, coded = row_bytes(header, outer.streams), header["dtype"] == "fp8"
-            source = opened(
-                config, self.run, outer, header, conversations, lambda counts: crew.make(produce, size, counts, header["taps"], coded)
+            source = group.alike(
+                lambda: opened(config, self.run, outer, header, conversations, lambda counts: crew.make(produce, size, counts, header["taps"], coded))
             )
             score = remote_scorer(crew, outer.dtype) if config.distill.origin == "branches" else None
             train(config, self.run, outer, header, conversations, score=score, opened=source, group=group)
@@ -416,6 +421,11 @@ class Session:
         if self.writes:
             record(self.run, results, self.allow)
         require(results, self.allow)
+
+
+def train_there(config: RunConfig, allow: frozenset[str]) -> Path:
+    """On a worker of Ray Train."""
+    return Session(config, allow).train()
 
 
 def hosted(config: RunConfig) -> Target:

@@ -6,14 +6,19 @@ What is started here listens on loopback and has no dashboard. Object transport 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Any
 
 from specgraft.config import StreamSection
 
 NAMESPACE = "specgraft"
 LEAST_STORE = 128 * 2**20  # bytes of shared memory
+ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's own switch, read at import: "0" lets a node's address be 127.0.0.1
+PATIENCE = 10.0  # seconds for somebody to answer at an address
 
 
 def ray() -> Any:
@@ -26,29 +31,57 @@ def ray() -> Any:
     return ray
 
 
-def connect(part: StreamSection) -> bool:
-    """Joins the cluster at `stream.address`, or starts one of this machine; True: it was started, and ends with us."""
+def connect(part: StreamSection, cpus: float = 0.0, gpus: bool = False) -> bool:
+    """Joins the cluster at `stream.address`, or starts one of this machine; True: it was started, and ends with us.
+
+    `cpus`, `gpus`: what else than producers it must have room for. Raises ValueError, in one line, without Ray or a cluster.
+    """
+    if hosted():
+        return False
+    shown = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "error"}
     if part.address:
+        if not reached(part.address):
+            raise ValueError(f"stream.address={part.address!r}: nothing answers there; start a cluster with `ray start --head`, or mend the address")
         module = ray()
         if not module.is_initialized():
             try:
-                module.init(address=part.address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+                module.init(address=part.address, **shown)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ValueError(f"stream.address={part.address!r}: no Ray cluster answers there ({reason}); start one with `ray start --head`") from None
         return False
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("stream.address is empty and several trainer ranks share the producers: start a cluster with `ray start --head` and name it")
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own switch for a node address of 127.0.0.1; read at import
+    os.environ[ON_LOOPBACK] = "0"
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would let anything else on this machine starve the producers
     module = ray()
     if module.is_initialized():
         return False
+    producers = part.producers * part.cpus if part.medium == "ray" else 0.0
     module.init(
-        num_cpus=max(1, round(part.producers * part.cpus + 0.5)), num_gpus=None if part.gpus else 0, namespace=NAMESPACE, include_dashboard=False,
-        object_store_memory=int(max(LEAST_STORE, 1.5e6 * part.bound_mb)), log_to_driver=False, logging_level="error",
-        _node_ip_address="127.0.0.1",
+        address="local", num_cpus=max(1, round(producers + cpus + 0.5)), num_gpus=None if part.gpus or gpus else 0, include_dashboard=False,
+        object_store_memory=int(max(LEAST_STORE, 1.5e6 * part.bound_mb)), _node_ip_address="127.0.0.1", **shown,
     )  # fmt: skip
+    return True
+
+
+def hosted() -> bool:
+    """This process is one of Ray's: whoever started it has joined its cluster."""
+    module = sys.modules.get("ray")
+    return module is not None and module.is_initialized() and module.get_runtime_context().get_actor_id() is not None
+
+
+def reached(address: str) -> bool:
+    """Whether somebody listens at host:port: Ray itself would wait for minutes. Other forms of an address are Ray's to judge."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "/" in host:
+        return True
+    try:
+        with socket.create_connection((host, int(port)), PATIENCE) as found:
+            if ip_address(found.getpeername()[0]).is_loopback:
+                os.environ[ON_LOOPBACK] = "0"
+    except OSError:
+        return False
     return True
 
 

@@ -6,7 +6,6 @@ one line: half a crew would be a slow run that nobody noticed. A producer withou
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Generator, Sequence
@@ -47,10 +46,18 @@ class Member:
         """Starts the actor of this generation, or finds it where another rank was first. Does not wait for it."""
         part = self.crew.part
         self.actor = self.crew.remote.options(
-            name=f"{self.crew.mark}-{self.name}-{self.generation}", namespace=cluster.NAMESPACE, get_if_exists=True, max_restarts=0,
+            name=self._named(self.generation), namespace=cluster.NAMESPACE, get_if_exists=True, max_restarts=0,
             num_cpus=part.cpus, num_gpus=part.gpus,
         ).remote(self.crew.load)  # fmt: skip
         self.waits = True
+
+    def _named(self, generation: int) -> str:
+        return f"{self.crew.mark}-{self.name}-{generation}"
+
+    def _next(self) -> int:
+        """The generation behind this one; that of the living, where other ranks have seen more deaths than this one."""
+        names = {found["name"] for found in self.crew.ray.util.list_named_actors(all_namespaces=True)}
+        return max((n for n in range(self.generation + 1, self.generation + self.crew.part.retries + 2) if self._named(n) in names), default=self.generation + 1)
 
     def current(self) -> tuple[Any, int]:
         """The actor, when it has loaded, and its generation. Raises Lost, or Dead."""
@@ -106,22 +113,25 @@ class Member:
         if self.dead:
             return self.dead
         say(f"stream: {self.name} died ({reason}); started again, {self.deaths} of {retries}")
-        self.generation += 1
+        self.generation = self._next()
         self.hire()
         return Lost(reason)
 
 
 class Crew:
-    """All producers of a run: `with Crew(part, load) as crew`. `load` gives what each holds and travels to where it runs."""
+    """All producers of a run: `with Crew(part, load) as crew`. `load` gives what each holds and travels to where it runs.
 
-    def __init__(self, part: StreamSection, load: Callable[[], Any]) -> None:
+    Ranks that share them give the same `mark`, which no other crew of the cluster has; one of them `leads`, and ends the actors.
+    An actor ends with the rank that started it too, so that a killed attempt leaves none.
+    """
+
+    def __init__(self, part: StreamSection, load: Callable[[], Any], mark: str = "", leads: bool = True) -> None:
         """Raises ValueError where there is no Ray, or no cluster."""
-        self.part, self.load = part, load
+        self.part, self.load, self.leads = part, load, leads
         self.owns = cluster.connect(part)
         self.ray = cluster.ray()
         self.remote = self.ray.remote(cluster.Host)
-        own = {name: os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")}
-        self.mark = "-".join(own.values()) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else uuid.uuid4().hex[:12]
+        self.mark = mark or new_mark()
         self.node = self.ray.get_runtime_context().get_node_id()
         self.members = [Member(self, index) for index in range(part.producers)]
         self._turns = count()
@@ -167,11 +177,10 @@ class Crew:
                 continue
 
     def close(self) -> None:
-        """Ends the actors that this process started, and the cluster where it was started here."""
+        """Ends the actors, and the cluster where it was started here."""
         if self.owns:
             self.ray.shutdown()
-            return
-        if int(os.environ.get("RANK", "0")) == 0:
+        elif self.leads:
             for member in self.members:
                 self.ray.kill(member.actor)
 
@@ -180,6 +189,11 @@ class Crew:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def new_mark() -> str:
+    """What no other crew is called."""
+    return uuid.uuid4().hex[:12]
 
 
 def wired(held: Any, function: Callable[..., list[Parcel | Failed]], rows: Sequence[Conversation], *arguments: Any) -> list[Any]:

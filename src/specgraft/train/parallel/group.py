@@ -1,4 +1,4 @@
-"""The ranks of a run under torchrun: joining, refusing alike, sums. Alone, a process is a group of one and nothing is sent."""
+"""The ranks of a run under torchrun or Ray Train: joining, refusing alike, sums. Alone, a process is a group of one and nothing is sent."""
 
 from __future__ import annotations
 
@@ -84,20 +84,18 @@ def launched() -> bool:
 def joined(device: str, timeout: float) -> Iterator[Group]:
     """The group of this process while a stage runs. `timeout`: seconds after which a rank that does not answer is gone.
 
-    Gloo on CPUs; on GPUs NCCL, with gloo for what lies on the CPU. Raises ValueError, in one line, for ranks that cannot meet
-    or have lost one another.
+    One that Ray Train has made is taken as it is. Raises ValueError, in one line, for ranks that cannot meet or have lost one another.
     """
-    if not launched():
+    made = distributed.is_initialized()
+    if not made and not launched():
         yield Group()
         return
-    rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    on_gpu = torch.cuda.is_available() and device != "cpu"
-    if on_gpu:
-        torch.cuda.set_device(local)
-    if os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine: nothing listens to others
+    rank, size = distributed.get_rank() if made else int(os.environ["RANK"]), 0
+    console.quiet = rank != 0
     try:
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
+        if not made:
+            meet(device, timeout)
+        size = distributed.get_world_size()
         yield Group(rank, size)
     except (RuntimeError, distributed.DistError) as error:
         console.quiet = False  # this one alone knows
@@ -106,14 +104,33 @@ def joined(device: str, timeout: float) -> Iterator[Group]:
         reason = str(error).splitlines()[0][:200]
         raise ValueError(f"train: rank {rank} has lost the others ({reason}); the same command goes on from the newest checkpoint") from None
     except (Refused, SystemExit):
-        distributed.destroy_process_group()
+        if not made:
+            distributed.destroy_process_group()
         raise
     except ValueError as error:
         console.quiet = False
-        say(f"rank {rank}:")
+        if size > 1:
+            say(f"rank {rank}:")
         raise error
     else:
-        distributed.destroy_process_group()
+        if not made:
+            distributed.destroy_process_group()
+
+
+def backend(gpus: bool) -> str:
+    """Gloo on CPUs; on GPUs NCCL, with gloo for what lies on the CPU."""
+    return "cpu:gloo,cuda:nccl" if gpus else "gloo"
+
+
+def meet(device: str, timeout: float) -> None:
+    """The ranks of torchrun become a group."""
+    local, size = int(os.environ["LOCAL_RANK"]), os.environ["WORLD_SIZE"]
+    on_gpu = torch.cuda.is_available() and device != "cpu"
+    if on_gpu:
+        torch.cuda.set_device(local)
+    if os.environ.get("LOCAL_WORLD_SIZE") == size and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine: nothing listens to others
+    distributed.init_process_group(backend(on_gpu), timeout=timedelta(seconds=timeout))
 
 
 def _lost(error: Exception) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import Any
+
+FILE = "SPECGRAFT_STOP"  # in the environment of a worker that no signal reaches: the file that asks it to stop
 
 
 class Stopped(SystemExit):
@@ -15,14 +18,18 @@ class Stopped(SystemExit):
 
 
 class Stop:
-    """While it is entered, SIGTERM is noted in place of ending the process. In a thread that is not the main one: never asked."""
+    """While it is entered, SIGTERM is noted in place of ending the process. In a thread that is not the main one only the file asks."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self._asked = False
         self._before: Any = None
 
+    @property
+    def asked(self) -> bool:
+        return self._asked or (FILE in os.environ and os.path.exists(os.environ[FILE]))
+
     def _note(self, *_: object) -> None:
-        self.asked = True
+        self._asked = True
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
