@@ -93,9 +93,9 @@ class Feed(MemoryStream[Features]):
         pool = Pool(part.servers, part.engine, part.concurrency, part.timeout, part.retries, talk=talk, section="capture", silence=part.silence)
         try:
             pool.run(self.asks(), self.done, self.room, lambda: self._stop)
-        except ValueError as error:
-            if self.following:  # who takes hears of it behind these
-                say(f"capture: no more states come ({error}); those that did are used first")
+        except ValueError:
+            if self.following:  # who takes hears why behind these
+                say("capture: no more states come; those that did are used first")
             raise
 
     def asks(self) -> Iterator[Ask]:
