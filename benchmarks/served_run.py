@@ -4,9 +4,10 @@
     python benchmarks/served_run.py RUN.toml [section.key=value ...] --servers http://127.0.0.1:8001 [--only served seed] [--json PATH]
 
 RUN.toml is a run whose prompts are answered (`specgraft regen RUN.toml`), with `stream.medium = "memory"`. Runs lie in RUN/served/; one that is
-through is not trained again. `here`: the target in this process, each row alone; `group 2`, `group N`: as many rows share a pass (N: those of
-a step), so other last bits in the same order; `seed`: other weights to begin with, another order and other anchors; `served`: states of
-the servers; `served alone`: one request at a time. Every run passes the gates of capture first. A difference is that of one step's loss from `here`.
+through is not trained again. `here`: the target in this process, each row alone; `served`: states of the servers; `group 2`: two rows share a
+pass, so some last bits are others, in the same order; `float32`: the same target without its dtype's rounding; `seed`: other weights to begin with,
+another order and other anchors; `served alone`: one request at a time. A run in the target's own dtype passes the gates of capture first (the answers
+are those of that dtype). A difference is that of one step's loss from `here`; at the first step the weights are the same, so only states differ.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from specgraft.train.stage import train
 
 
 def variants(config: RunConfig, servers: list[str]) -> dict[str, dict[str, Any]]:
-    """Settings of every run, by name."""
+    """Settings of every run, by name; `here` first."""
     here: dict[str, Any] = {"capture.servers": []}
     there: dict[str, Any] = {"capture.servers": servers}
     return {
         "here": here,
         "served": there,
         "group 2": {**here, "stream.group": 2},
-        f"group {config.train.rows}": {**here, "stream.group": config.train.rows},
+        "float32": {**here, "target.dtype": "float32"},
         "seed": {**here, "run.seed": config.run.seed + 1},
         "served alone": {**there, "capture.concurrency": 1},
     }
@@ -47,11 +48,14 @@ def trained(base: Session, conversations: list[Conversation], name: str, setting
     """A session whose training with these settings is through."""
     where = {"run.root": str(base.run.root / "served"), "run.name": name.replace(" ", "-")}
     own = Session(with_settings(base.config, settings | where, name))
-    own.__dict__["target"] = base.target  # loaded once
+    same = own.config.target.dtype == base.config.target.dtype
+    if same:
+        own.__dict__["target"] = base.target  # loaded once
     if found := checkpoints(own.run.create().checkpoints):
         if found[-1].name == f"step-{own.config.train.steps:06d}":
             return own
-    own.passed(own.capture_gates(conversations))
+    if same:
+        own.passed(own.capture_gates(conversations))
     began = time.monotonic()
     train(own.config, own.run, own.target, own.header, conversations, opened=opened(own.config, own.run, own.target, own.header, conversations))
     print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
@@ -66,7 +70,7 @@ def told(own: Session, losses: list[float]) -> dict[str, Any]:
     last = [row for row in rows if row["kind"] == "validate"][-1]
     third = len(mine) // 3
     return {
-        "losses": mine, "last_loss": fmean(mine[-third:]), "first_difference": fmean(apart[:third]), "last_difference": fmean(apart[-third:]),
+        "losses": mine, "last_loss": fmean(mine[-third:]), "at_first": apart[0], "first_difference": fmean(apart[:third]), "last_difference": fmean(apart[-third:]),
         "largest_difference": max(apart), "accept_length": last["accept_length"], "alpha_accept_length": last["alpha_accept_length"],
         "held_out_tv": 1 - last["alpha_survival"][0], "gates": {gate["name"]: gate["detail"] for gate in recorded(own.run)},
     }  # fmt: skip
@@ -88,11 +92,11 @@ def main() -> None:
         if name == "here" or not args.only or name in args.only:
             losses = found["here"]["losses"] if found else []
             found[name] = told(trained(base, conversations, name, settings), losses)
-    print("| run | loss, last third | difference of a step's loss: first third, last third, largest | held out: accept length, expected, TV of slot 1 |")
+    print("| run | loss, last third | difference of a step's loss: first step, first third, last third, largest | held out: accept length, expected, TV of slot 1 |")
     print("|---|---|---|---|")
     for name, row in found.items():
         print(
-            "| {name} | {last_loss:.4f} | {first_difference:.1e}, {last_difference:.1e}, {largest_difference:.1e} | "
+            "| {name} | {last_loss:.4f} | {at_first:.4f}, {first_difference:.4f}, {last_difference:.4f}, {largest_difference:.4f} | "
             "{accept_length:.4f}, {alpha_accept_length:.4f}, {held_out_tv:.4f} |".format(name=name, **row)
         )
     if args.json:
