@@ -120,6 +120,7 @@ def test_what_one_rank_refuses_all_refuse(many: Path) -> None:
     told = [(many / f"refused.{rank}.refused").read_text() for rank in (0, 1)]
     assert told[0] == told[1] == "7 shard 3 is damaged"
     assert trained_steps(many / "refused") == [1]
+    assert [path.name for path in checkpoints(many / "refused" / "checkpoints")] == ["step-000001"]  # nothing that was learnt is lost
 
 
 def test_checkpoints_are_really_decoded_by_all_ranks_as_by_one(many: Path) -> None:

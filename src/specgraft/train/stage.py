@@ -133,6 +133,7 @@ class Loop:
         self.optimizer = Optimizer(begun.drafter, config.train)
         self.task = task_of(config, begun.options, target, begun.drafter, begun.shared, score)
         self.first = 0 if begun.saved is None else begun.saved.put(self.drafter, self.optimizer)
+        self.saved = self.first
         self.held = [c for c in begun.conversations if c.split == "heldout"]
         self.metrics: Metrics | None = None
         self.bar: Bar | None = None
@@ -173,7 +174,12 @@ class Loop:
     def step(self, step: int, ahead: Ahead) -> None:
         part, done = self.config.train, step + 1
         began, activity = time.monotonic(), Activity(self.device)
-        turn = ahead.take(step)
+        try:
+            turn = ahead.take(step)
+        except ValueError:  # on all ranks: no more rows come, and what is learnt shall not be lost
+            if step > self.saved:
+                self.save(step, ahead)
+            raise
         outcome = gradients(self.stepper, self.task, turn.batches, step, self.device, turn.drawn)
         norm = self.optimizer.step(step)
         waited, sampled = ahead.spent()
@@ -210,6 +216,7 @@ class Loop:
         self.stepper.rest()
         part, settings, drawn = self.config.train, self.begun.settings, ahead.stored()
         save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, drawn, self.group, self.stepper.sharded)
+        self.saved = done
 
     def validate(self, done: int) -> None:
         found = validation(self.config, self.drafter, self.begun.shared, self.begun.held_out, self.stepper, self.group)
