@@ -182,16 +182,16 @@ def disturbed(
                         did[-1]["seconds_to_end"] = time.monotonic() - killed
                         did[-1]["orphans"] = outlived([child for child, line in family.items() if NAMES["rank"] in line])
                         did[-1]["producers_left"] = outlived([child for child, line in below(cluster.pid).items() if NAMES["producer"] in line]) if cluster.pid else 0
-                        end_all([*family])
+                        end_all(list(family))
                 end = time.monotonic() + choose.uniform(0.25, 1.5) * within
-            time.sleep(0.004 if in_write and end is not None and len(did) < kills else 0.02)
+            time.sleep(0.002 if in_write and end is not None and len(did) < kills else 0.02)
         if trainer.returncode == 0 and steps_done(run) == total:
             return {"kills": did, "starts": starts}
         if starts > 4 * kills + 4:
             raise SystemExit(f"{starts} starts and no end; see {log}")
 
 
-def outlived(pids: list[int], patience: float = 30.0) -> int:
+def outlived(pids: list[int], patience: float = 10.0) -> int:
     """How many of these processes are there still when that time has passed."""
     end = time.monotonic() + patience
     while (left := sum(bool(below_line(pid)) for pid in pids)) and time.monotonic() < end:

@@ -70,3 +70,22 @@ def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(make_run_file: 
     rows, others = ([row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"] for folder in (root, whole))
     assert [row["step"] for row in rows] == list(range(1, 25))
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in others], rel=1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a child with its parent")
+def test_ranks_do_not_outlive_a_killed_torchrun(make_run_file: Callable[[Path], Path], captured_twice: Any, tmp_path: Path) -> None:
+    """They would train on beside those of the next attempt, into the same run."""
+    run_file = make_run_file(tmp_path)
+    work, _ = captured_twice(run_file, OVERRIDES)
+    child, end = torchrun(run_file, "train.steps=5000", "train.checkpoint_every=5000"), time.monotonic() + PATIENCE
+    while not work.run.metrics.exists() or not read_metrics(work.run.metrics):
+        assert child.poll() is None and time.monotonic() < end, child.communicate()[0].decode()
+        time.sleep(0.05)
+    ranks = ranks_of(child.pid)
+    child.kill()
+    child.communicate(timeout=60)
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    before = len(read_metrics(work.run.metrics))
+    assert len(ranks) == 2 and 0 < before < 5000

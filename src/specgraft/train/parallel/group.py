@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from specgraft.distill.ranks import total
 from specgraft.log import console, say
 
 Result = TypeVar("Result")
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 LINE = 1000  # bytes of a refusal that other ranks are told
 
 
@@ -124,6 +127,7 @@ def backend(gpus: bool) -> str:
 
 def meet(device: str, timeout: float) -> None:
     """The ranks of torchrun become a group."""
+    end_with_parent()
     local, size = int(os.environ["LOCAL_RANK"]), os.environ["WORLD_SIZE"]
     on_gpu = torch.cuda.is_available() and device != "cpu"
     if on_gpu:
@@ -131,6 +135,12 @@ def meet(device: str, timeout: float) -> None:
     if os.environ.get("LOCAL_WORLD_SIZE") == size and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on this machine: nothing listens to others
     distributed.init_process_group(backend(on_gpu), timeout=timedelta(seconds=timeout))
+
+
+def end_with_parent() -> None:
+    """Where torchrun itself is killed, Linux kills this rank: it would train on beside those of the next attempt, into the same run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def _lost(error: Exception) -> bool:
