@@ -67,9 +67,10 @@ def test_fifty_steps_with_the_target_in_an_actor_have_the_losses_of_memory(ray_c
     assert_same(mine, again)  # what was kept is what capture would have written
 
 
-def test_branches_scored_by_actors_give_the_losses_of_the_target_in_process(ray_cluster: None, answered: Any) -> None:
-    more = [*PLAIN, "train.steps=6", "train.checkpoint_every=6", "distill.preset=specopd", "capture.batch_tokens=1"]
-    mine = trained(answered, "opd-memory", [*more, "stream.medium=memory"])
-    there = trained(answered, "opd-ray", [*more, *RAY, "stream.producers=2"])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_branches_scored_by_actors_give_the_losses_of_the_target_in_process(ray_cluster: None, answered: Any, staleness: int) -> None:
+    more = [*PLAIN, "train.steps=6", "train.checkpoint_every=6", "distill.preset=specopd", "capture.batch_tokens=1", f"stream.staleness={staleness}"]
+    mine = trained(answered, f"opd-memory{staleness}", [*more, "stream.medium=memory"])
+    there = trained(answered, f"opd-ray{staleness}", [*more, *RAY, "stream.producers=2"])
     assert_same(mine, there)
     assert "target" not in there[2].__dict__
