@@ -1,5 +1,6 @@
 """A training step of ours: `distill.objective` on one text; mode "eager" does without compiled
-passes, as runs of fewer than 300 steps do; mode "naive" swaps in losses that hold whole [rows, V] logits."""
+passes, as runs of fewer than 300 steps do; mode "layers" compiles the MLPs of the draft layers too (`train.compile`); mode "naive" swaps in
+losses that hold whole [rows, V] logits."""
 
 from __future__ import annotations
 
@@ -68,10 +69,13 @@ def build(task: Task, inputs: Inputs) -> Contender:
     if task.mode == "naive":
         stage.weighted_losses = whole_losses  # type: ignore[assignment]
     drafter = new_drafter(config_of(task)).train()
+    if task.mode == "layers":
+        for layer in drafter.layers:
+            layer.mlp.compile(dynamic=True)
     shared = Shared(inputs.embedding, inputs.head, RMSNorm(task.hidden, 1e-6).requires_grad_(False), task.mask_token)
     starts, mask = torch.zeros_like(inputs.input_ids), inputs.loss_mask.bool()
     texts, generator = Texts(inputs.input_ids, inputs.taps, starts), torch.Generator().manual_seed(task.seed)
-    options = DistillSection(fused="on" if not task.mode else "off")
+    options = DistillSection(fused="on" if task.mode in ("", "layers") else "off")
     compute = torch.bfloat16 if task.precision == "bf16" else torch.float32
 
     def forward() -> tuple[torch.Tensor, float]:

@@ -49,7 +49,7 @@ class Task:
     decay: float = 4.0
     seed: int = 0
     threads: int = 2
-    mode: str = ""  # of ours only: "naive" holds whole [rows, V] logits
+    mode: str = ""  # of ours only: see specgraft_step.py
 
     @property
     def block_size(self) -> int:

@@ -344,7 +344,7 @@ class TrainSection(Section):
     )
     timeout: float = Field(600.0, gt=0, description="under torchrun: seconds after which a rank that does not answer is gone, and the run ends")
     checkpoint_activations: bool = Field(False, description="run draft layers once more in backward in place of keeping what lies inside them")
-    compile: bool = Field(False, description="torch.compile of the draft layers; the first steps take minutes")
+    compile: bool = Field(False, description="torch.compile of the MLPs of the draft layers")
     checkpoint_every: int = Field(50, ge=1)
     keep: int = Field(2, ge=1, description="checkpoints kept, the newest; the best by `decode_prompts` is kept besides")
     validate_every: int = Field(50, ge=1, description="teacher-forced accept length on held-out")

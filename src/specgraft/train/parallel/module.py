@@ -45,8 +45,8 @@ class Stepper:
             for layer in layers:
                 layer.__class__ = recomputed(type(layer))  # a copy of the drafter stays one of this kind
         if part.compile:
-            for layer in layers:
-                layer.compile(dynamic=True)
+            for layer in (layer for layer in layers if hasattr(layer, "mlp")):
+                layer.mlp.compile(dynamic=True)  # attention breaks inductor: "Exponent must be non-negative" over its many lengths (torch 2.13)
         if group.size == 1:
             return
         if part.parallel == "ddp":
