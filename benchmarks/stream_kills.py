@@ -75,9 +75,9 @@ def steps_done(run: RunDir) -> int:
     return max((row["step"] for row in read_metrics(run.metrics) if row["kind"] == "train"), default=0) if run.metrics.exists() else 0
 
 
-def writes(run: RunDir) -> bool:
-    """A checkpoint is under way."""
-    return any(run.checkpoints.glob(".step-*.tmp"))
+def writing(run: RunDir) -> set[str]:
+    """Checkpoints under way, and those that a killed process left half written."""
+    return {path.name for path in run.checkpoints.glob(".step-*.tmp")}
 
 
 class Cluster:
@@ -162,14 +162,18 @@ def disturbed(
         address = [f"stream.address=127.0.0.1:{cluster.port}"] if cluster.port else []
         with log.open("a") as handle:
             trainer = subprocess.Popen([*command, *address], stdout=handle, stderr=handle, env=cluster.environment)
-        began, family = time.time(), dict[int, str]()
+        began, before, family = time.time(), steps_done(run), dict[int, str]()
+        stale = writing(run)
         starts += 1
         end: float | None = None
         while trainer.poll() is None:
-            if end is None and steps_done(run) and run.metrics.stat().st_mtime > began:  # it has begun its steps
+            done = steps_done(run)
+            if done < before:  # rows past its checkpoint are dropped
+                before = done
+            if end is None and done > before and run.metrics.stat().st_mtime > began:  # it has made a step of its own
                 end = time.monotonic() + choose.uniform(0.0, within)
             in_write = len(did) % 2 == 1
-            if end is not None and time.monotonic() > end and len(did) < kills and (writes(run) or not in_write):
+            if end is not None and time.monotonic() > end and len(did) < kills and (writing(run) - stale or not in_write):
                 kind = kinds[len(did)]
                 pid = victim(trainer.pid, cluster.pid, kind, choose)
                 if pid is not None:
