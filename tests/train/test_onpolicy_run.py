@@ -30,6 +30,21 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in MEASURED and not key.endswith("seconds")} for row in read_metrics(path)]
 
 
+def watching(trees: list[torch.Tensor]) -> Callable[[Target], Scorer]:
+    """A scorer that keeps the branches it is asked for, a tensor a step."""
+
+    def make(target: Target) -> Scorer:
+        scorer = AloneScorer(target)
+
+        def ask(*args: Any) -> Any:
+            trees.append(torch.cat([tree.branches for tree in args[1]]))
+            return scorer(*args)
+
+        return ask
+
+    return make
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_six_steps_equal_three_and_three(broken_off, kind: str) -> None:
     straight, stopped = broken_off(tasks, "onpolicy", AloneScorer, distill=BRANCHES, drafters=drafters(kind))
@@ -52,23 +67,11 @@ def test_what_a_step_reports(ready) -> None:
 
 def test_branches_are_drawn_anew_with_the_weights_of_every_step(ready) -> None:
     """The same anchors and numbers twice, once with a learning rate that moves nothing: the trees part after the first update."""
-    trees: dict[str, list[torch.Tensor]] = {}
-
-    def watched(name: str) -> Callable[[Target], Scorer]:
-        def make(target: Target) -> Scorer:
-            scorer = AloneScorer(target)
-
-            def ask(*args: Any) -> Any:
-                trees.setdefault(name, []).append(torch.cat([tree.branches for tree in args[1]]))
-                return scorer(*args)
-
-            return ask
-
-        return make
-
-    ready("moving").train(watched("moving"), distill=BRANCHES, train={"lr": 0.05, "warmup": 0.0})
-    ready("still").train(watched("still"), distill=BRANCHES, train={"lr": 1e-12, "warmup": 0.0})
-    same = [torch.equal(a, b) for a, b in zip(trees["moving"], trees["still"], strict=True)]
+    moving: list[torch.Tensor] = []
+    still: list[torch.Tensor] = []
+    ready("moving").train(watching(moving), distill=BRANCHES, train={"lr": 0.05, "warmup": 0.0})
+    ready("still").train(watching(still), distill=BRANCHES, train={"lr": 1e-12, "warmup": 0.0})
+    same = [torch.equal(a, b) for a, b in zip(moving, still, strict=True)]
     assert len(same) == 6 and same[0] and not any(same[1:])
 
 
@@ -104,23 +107,10 @@ def test_branches_drawn_two_steps_ahead_are_resumed_bit_for_bit(broken_off) -> N
 
 def test_every_step_is_drawn_by_the_weights_of_the_step_that_is_told(ready) -> None:
     """By hand: a run with the same trees at a lag of one has the losses of its own weights on branches of the step before."""
-    drawn: dict[int, list[torch.Tensor]] = {}
-
-    def watched(lag: int) -> Callable[[Target], Scorer]:
-        def make(target: Target) -> Scorer:
-            scorer = AloneScorer(target)
-
-            def ask(*args: Any) -> Any:
-                drawn.setdefault(lag, []).append(torch.cat([tree.branches for tree in args[1]]))
-                return scorer(*args)
-
-            return ask
-
-        return make
-
+    drawn: dict[int, list[torch.Tensor]] = {0: [], 1: [], -1: []}
     for lag in (0, 1):
-        ready(f"lag{lag}").train(watched(lag), distill=BRANCHES, stream={"staleness": lag}, train={"lr": 0.05, "warmup": 0.0})
-    ready("still").train(watched(-1), distill=BRANCHES, train={"lr": 1e-12, "warmup": 0.0})
+        ready(f"lag{lag}").train(watching(drawn[lag]), distill=BRANCHES, stream={"staleness": lag}, train={"lr": 0.05, "warmup": 0.0})
+    ready("still").train(watching(drawn[-1]), distill=BRANCHES, train={"lr": 1e-12, "warmup": 0.0})
     assert all(len(found) == 6 for found in drawn.values())
     start = [torch.equal(late, still) for late, still in zip(drawn[1], drawn[-1], strict=True)]
     assert start == [True, True, False, False, False, False]  # the weights of the start draw for two steps
