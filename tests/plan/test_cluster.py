@@ -35,8 +35,19 @@ def test_what_ranks_cannot_share_is_said(tmp_path: Path) -> None:
         list(layout(config_of(tmp_path), ranks=3))
     assert any("several ranks need stream.address" in line for line in layout(config_of(tmp_path, stream={"medium": "ray"}), ranks=2))
     with pytest.raises(ValueError, match="give --hidden"):
-        list(layout(RunConfig()))
-    assert any("SmolLM2" not in line for line in layout(RunConfig(), hidden=576))
+        list(layout(RunConfig.model_validate({"target": {"id": "some/hub-id"}})))
+
+
+def test_the_embedded_target_needs_no_width() -> None:
+    assert list(layout(RunConfig())) == list(layout(RunConfig(), hidden=576))
+
+
+def test_a_target_behind_servers_is_not_loaded_here(tmp_path: Path) -> None:
+    capture = {"taps": [1], "servers": ["http://10.0.0.1:8001"], "target": "outer"}
+    text = "\n".join(layout(config_of(tmp_path, stream={"medium": "memory"}, capture=capture, drafters={"warm_layers": "none"}), ranks=2))
+    assert "producers  http://10.0.0.1:8001" in text and "loads of the target: embedding, head and final norm only" in text
+    assert "in the trainer's process" not in text
+    assert any("one thread of each rank" in line for line in layout(config_of(tmp_path, stream={"medium": "memory"}), ranks=2))
 
 
 def test_branches_bring_states_of_their_nodes_back(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def run_command(
 def _budget_view(name: str, lines: Sequence[Line]) -> Table:
     table = Table(title=f"What {name} takes")
     table.add_column("what")
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", overflow="fold")  # names of options are not cut short
     table.add_column("note", overflow="fold")
     for line in lines:
         table.add_row(line.what, line.text, escape(line.note))

@@ -9,8 +9,8 @@ from specgraft.plan.storage import of_config, size_text, widths
 
 MEDIA = {
     "disk": "shards that `specgraft capture` wrote before",
-    "memory": "made while training, in the trainer's process; nothing is written",
-    "hybrid": "made at first use in the trainer's process and kept as shards",
+    "memory": "made while training; nothing is written",
+    "hybrid": "made at first use, and kept as shards",
     "ray": "made while training by Ray actors",
 }
 
@@ -39,9 +39,11 @@ def layout(config: RunConfig, ranks: int = 1, speed: float = 0.0, hidden: int = 
         if ranks > 1 and not part.address:
             yield "           several ranks need stream.address: start a cluster with `ray start --head` and name it"
     elif part.medium != "disk":
-        yield f"producers  {', '.join(capture.servers) or 'one thread of the trainer, with the target ' + config.target.id}"
-    borrowed = "embedding, head and final norm only" if part.medium == "ray" else "the whole target"
-    yield f"trainer    {ranks} rank{'s' if ranks > 1 else ''}, {config.train.rows // ranks} rows of a step each; loads of the target: {borrowed}"
+        here = f"one thread of {'each rank' if ranks > 1 else 'the trainer'}, with the target {config.target.id}"
+        yield f"producers  {', '.join(capture.servers) or here}"
+    borrowed = "embedding, head and final norm only" if part.medium == "ray" or capture.target == "outer" else "the whole target"
+    share = config.train.rows // ranks
+    yield f"trainer    {ranks} rank{'s' if ranks > 1 else ''}, {share} row{'s' if share > 1 else ''} of a step each; loads of the target: {borrowed}"
     yield f"a token    {token} bytes: {taps} taps and the last layer of {hidden} in {dtype}, id, mask"
     if part.medium != "disk":
         rows = part.bound_mb * 1e6 / token

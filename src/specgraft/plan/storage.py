@@ -18,6 +18,7 @@ ROW_BYTES = 250  # id, length and digest of a conversation, in its shard and in 
 SHARD_BYTES = 2_500  # header and tensor table of a shard, its entry in the manifest
 ROW_TOKENS = 400  # of a conversation, where nobody says how many there are
 SHARD_TOKENS = 65_536  # default of capture.shard_tokens
+EMBEDDED = {"smollm2": 576}  # hidden sizes of targets that packages bring: their folders need not be there yet
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def of_run(folder: Path, hidden: int = 0) -> Storage:
 def widths(target: str, hidden: int = 0) -> tuple[int, int]:
     """Hidden size and residual streams of a target, from its config.json; `hidden` > 0 is taken as it is. Raises ValueError where
     there is no such file."""
-    if hidden:
+    if hidden := hidden or EMBEDDED.get(target, 0):
         return hidden, 1
     shape = Path(target).expanduser() / "config.json"
     if not shape.is_file():
