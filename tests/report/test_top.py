@@ -25,7 +25,7 @@ def test_rates_are_means_of_the_last_steps_and_the_best_decoded_checkpoint_is_na
     """A step is 0.75 s of work and 0.25 s of waiting for 300 tokens; 70 of 100 steps are left."""
     decoded = [{"kind": "decode", "step": step, "accept_length": value} for step, value in ((10, 2.0), (20, 2.5), (30, 2.25))]
     found = dict(lines([*steps(30), *decoded, {"kind": "validate", "step": 30, "accept_length": 1.75}], {"train": {"steps": 100}}))
-    assert found["step"] == "30 of 100" and found["left"] == "0:01:10"
+    assert found["step"] == "30 of 100" and found["left"] == "0:01:10" and found["loss, last 20 steps"] == "2.0000"
     assert found["tokens per second"] == "300" and found["waiting for batches"] == "25.0%" and found["seconds a step"] == "1.000"
     assert found["decoded accept length"] == "2.250 at step 30" and found["best decoded"] == "2.500 at step 20"
     assert found["teacher-forced accept length"] == "1.750 at step 30" and found["memory (MB)"] == "512" and found["device activity"] == "62.5%"

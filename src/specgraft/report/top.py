@@ -62,7 +62,7 @@ def lines(rows: list[dict[str, Any]], config: dict[str, Any]) -> list[tuple[str,
     wanted = config.get("train", {}).get("steps")
     found = [
         ("step", f"{newest['step']}" + (f" of {wanted}" if wanted else "")),
-        ("loss", f"{sum(row['loss'] for row in recent) / len(recent):.4f}"),
+        (f"loss, last {len(recent)} steps", f"{sum(row['loss'] for row in recent) / len(recent):.4f}"),
         ("gradient norm", f"{newest['grad_norm']:.4f}"),
         ("learning rate", f"{newest['lr']:.2e}"),
         ("seconds a step", f"{seconds / len(recent):.3f}"),
