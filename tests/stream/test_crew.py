@@ -139,3 +139,23 @@ def test_reports_of_ray_become_one_line() -> None:
     long = "The actor died.\n\tpid: 3\nThe actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) x"
     assert cluster.one_line(Exception(long)) == "SYSTEM_ERROR: Worker unexpectedly exits with a connection error code 2. End of file."
     assert cluster.one_line(Exception("a\n  ValueError: b\n")) == "ValueError: b"
+
+
+def test_who_waits_when_the_crew_goes_home_hires_nobody(ray_cluster: None) -> None:
+    """Else a thread would start an actor that nobody ends, or a cluster of its own where that one has ended too."""
+    heard: list[BaseException] = []
+
+    def waits(crew: Crew) -> None:
+        try:
+            crew.ask(made, conversations(1))
+        except Exception as error:
+            heard.append(error)
+
+    with Crew(part(), partial(Held, 60.0)) as crew:
+        crew.ask(asked)
+        thread = threading.Thread(target=waits, args=(crew,))
+        thread.start()
+        time.sleep(0.5)
+    thread.join(30)
+    assert not thread.is_alive() and [str(error) for error in heard] == ["stream: the producers have been sent home"]
+    assert crew.members[0].generation == 0

@@ -24,6 +24,7 @@ PATIENCE = 10.0  # seconds for somebody to answer at an address
 def ray() -> Any:
     """The module. Raises ValueError, in one line, where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a thread that asks late would start a cluster of its own
     try:
         import ray
     except ImportError:

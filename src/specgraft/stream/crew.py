@@ -20,6 +20,7 @@ from specgraft.stream.leases import Lease, Leases, worked
 from specgraft.stream.live import Batches, Counts, Make
 from specgraft.stream.parcels import Failed, Parcel, from_wire, to_wire
 
+OVER = "stream: the producers have been sent home"
 AHEAD = 3  # leases of one producer: one it works on, two that wait there while answers travel
 
 
@@ -64,6 +65,8 @@ class Member:
         with self._turn:
             if self.dead:
                 raise self.dead
+            if self.crew.over:
+                raise Dead(OVER)
             if self.waits:
                 part = self.crew.part
                 try:
@@ -90,10 +93,12 @@ class Member:
         except errors.RayTaskError as error:
             raise error.cause from None
         except errors.RayError as error:  # the answer is lost with the node that kept it
-            raise Lost(cluster.one_line(error)) from None
+            raise (Dead(OVER) if self.crew.over else Lost(cluster.one_line(error))) from None
         with self._turn:
             if self.dead:
                 raise self.dead
+            if self.crew.over:  # no death: nobody follows
+                raise Dead(OVER)
             if generation == self.generation:
                 told = self._died(reason, False)
                 if hangs:  # not before it is counted: other threads wait for its answers too
@@ -127,7 +132,7 @@ class Crew:
 
     def __init__(self, part: StreamSection, load: Callable[[], Any], mark: str = "", leads: bool = True) -> None:
         """Raises ValueError where there is no Ray, or no cluster."""
-        self.part, self.load, self.leads = part, load, leads
+        self.part, self.load, self.leads, self.over = part, load, leads, False
         self.owns = cluster.connect(part)
         self.ray = cluster.ray()
         self.remote = self.ray.remote(cluster.Host)
@@ -177,7 +182,8 @@ class Crew:
                 continue
 
     def close(self) -> None:
-        """Ends the actors, and the cluster where it was started here."""
+        """Ends the actors, and the cluster where it was started here. Who still waits for an answer is told Dead."""
+        self.over = True
         if self.owns:
             self.ray.shutdown()
         elif self.leads:
