@@ -72,7 +72,7 @@ def test_every_stage_leaves_its_files_whole(done: Done) -> None:
     left = {path.name for path in done.root.iterdir()}
     assert left == {
         "config.json", "prompts", "regen", "data.json", "features", "checkpoints", "metrics.jsonl", "evaluate.json", "confidence.json", "export",
-        "gates.json", "overfit.json", "summary.json", "report.html", "timing.json", ".features.lock",
+        "gates.json", "overfit.json", "summary.json", "report.html", "timing.json", ".features.lock", ".train.lock",
     }  # fmt: skip
     assert not [path for path in done.root.rglob(".*") if path.name.endswith("tmp")]
     assert [path.name for path in sorted((done.root / "checkpoints").iterdir())] == ["step-000004", "step-000008"]

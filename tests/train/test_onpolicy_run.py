@@ -115,3 +115,30 @@ def test_every_step_is_drawn_by_the_weights_of_the_step_that_is_told(ready) -> N
     start = [torch.equal(late, still) for late, still in zip(drawn[1], drawn[-1], strict=True)]
     assert start == [True, True, False, False, False, False]  # the weights of the start draw for two steps
     assert torch.equal(drawn[0][0], drawn[1][0]) and not torch.equal(drawn[0][1], drawn[1][1])
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_what_is_learnt_is_saved_when_no_more_scores_come(ready, lag: int) -> None:
+    """The run goes on from there as if nothing had been."""
+    more: dict[str, Any] = {"distill": BRANCHES, "stream": {"staleness": lag}, "train": {"checkpoint_every": 10}}
+
+    def dies(target: Target) -> Scorer:
+        alone, asked = AloneScorer(target), []
+
+        def score(*trees: Any) -> Any:
+            asked.append(1)
+            if len(asked) == 5:
+                raise ValueError("stream: producer-0 died 3 times")
+            return alone(*trees)
+
+        return score
+
+    whole, broken = ready("whole"), ready("broken")
+    whole.train(AloneScorer, **more)
+    with pytest.raises(ValueError, match="producer-0 died"):
+        broken.train(dies, **more)
+    assert [path.name for path in checkpoints(broken.run.checkpoints)] == ["step-000004"]
+    broken.train(AloneScorer, **more)
+    assert rows_of(whole.run.metrics) == rows_of(broken.run.metrics)
+    ends = [load_file(checkpoints(each.run.checkpoints)[-1] / "drafter.safetensors") for each in (whole, broken)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

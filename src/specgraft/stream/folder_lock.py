@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,3 +21,25 @@ def exclusive(folder: Path) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+@contextmanager
+def alone(path: Path, patience: float = 10.0) -> Iterator[None]:
+    """Holds the file `path` for this process alone. `patience`: seconds for one that was just killed to be gone.
+
+    Raises ValueError naming its folder where another process keeps it. A file system without locks guards nothing.
+    """
+    until = time.monotonic() + patience
+    with path.open("a") as handle:  # closing it gives it up
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ValueError(f"{path.parent}: another process trains in this folder; wait for its end, or use another run.name") from None
+                time.sleep(0.2)
+                continue
+            except OSError:
+                pass
+            break
+        yield

@@ -54,10 +54,12 @@ class Ahead:
 
     def take(self, step: int) -> Turn:
         """The turn of `step`; draws, with the weights as they are, for the step that is `lag` behind it."""
+        while self.turns and self.turns[0].step < step:  # not before: a step that fails is still to be made
+            self.turns.popleft()
         while len(self.turns) <= self.lag and self.next < self.stop:
             self.turns.append(self.begun(self.next, step))
             self.next += 1
-        return self.turns.popleft()
+        return self.turns[0]
 
     def begun(self, number: int, now: int) -> Turn:
         began = time.monotonic()
@@ -86,9 +88,9 @@ class Ahead:
         found, self.waited, self.sampled = (self.waited, self.sampled), 0.0, 0.0
         return found
 
-    def stored(self) -> dict[str, torch.Tensor]:
-        """What is drawn and not learnt from, for a checkpoint: branches [A, K, W] int32 by `step:step whose weights drew`. Every rank must ask."""
-        return {f"{turn.step}:{turn.at}": gathered(turn) for turn in self.turns if turn.drawn is not None}
+    def stored(self, done: int) -> dict[str, torch.Tensor]:
+        """What is drawn for steps from `done` on, for a checkpoint: branches [A, K, W] int32 by `step:step whose weights drew`. Every rank must ask."""
+        return {f"{turn.step}:{turn.at}": gathered(turn) for turn in self.turns if turn.drawn is not None and turn.step >= done}
 
     def __enter__(self) -> Ahead:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from specgraft.drafters.shared import Shared
 from specgraft.log import Bar, Metrics, progress, say
 from specgraft.records import Conversation, ids_digest
 from specgraft.run_dir import RunDir
+from specgraft.stream.folder_lock import alone
 from specgraft.stream.memory import MemoryStream
 from specgraft.stream.shards import ShardReader
 from specgraft.stream.source import Open, Source
@@ -30,7 +32,7 @@ from specgraft.train.decoding import forget, measured, remember
 from specgraft.train.device import Activity
 from specgraft.train.micro import both, gradients
 from specgraft.train.optimizer import Optimizer, learning_rate
-from specgraft.train.parallel.group import Group
+from specgraft.train.parallel.group import Group, Refused
 from specgraft.train.parallel.module import Stepper
 from specgraft.train.parallel.stop import Stop, Stopped
 from specgraft.train.setup import mask_token, new_drafter
@@ -42,6 +44,7 @@ from specgraft.train.validate import validation
 if TYPE_CHECKING:
     from specgraft.targets.scoring import Scorer
 
+LOCK = ".train.lock"  # in the run's folder: two that train there would delete each other's checkpoints
 # what changes no weight, but for the order of sums
 LOOP = {
     "checkpoint_every", "keep", "validate_every", "validate_rows", "accumulate", "parallel", "timeout", "checkpoint_activations", "compile",
@@ -79,7 +82,8 @@ def train(
     Raises Stopped (an exit with code 0) behind a step in which SIGTERM came, when that is saved.
     """
     group = group or Group()
-    with Stop() as stop:
+    with Stop() as stop, ExitStack() as held:
+        group.lead(lambda: held.enter_context(alone(run.root / LOCK)))
         begun = group.alike(lambda: begin(config, run, target, header, conversations, opened))
         if begun.saved is None or begun.saved.step < config.train.steps:
             Loop(config, run, target, begun, score, group, stop).run()
@@ -176,11 +180,11 @@ class Loop:
         began, activity = time.monotonic(), Activity(self.device)
         try:
             turn = ahead.take(step)
-        except ValueError:  # on all ranks: no more rows come, and what is learnt shall not be lost
-            if step > self.saved:
+            outcome = gradients(self.stepper, self.task, turn.batches, step, self.device, turn.drawn)
+        except ValueError as error:  # no more rows or scores come, and what is learnt shall not be lost
+            if step > self.saved and (self.group.size == 1 or isinstance(error, Refused)):  # Refused: on all ranks
                 self.save(step, ahead)
             raise
-        outcome = gradients(self.stepper, self.task, turn.batches, step, self.device, turn.drawn)
         norm = self.optimizer.step(step)
         waited, sampled = ahead.spent()
         seconds = time.monotonic() - began - waited
@@ -214,7 +218,7 @@ class Loop:
 
     def save(self, done: int, ahead: Ahead) -> None:
         self.stepper.rest()
-        part, settings, drawn = self.config.train, self.begun.settings, ahead.stored()
+        part, settings, drawn = self.config.train, self.begun.settings, ahead.stored(done)
         save(self.run_dir.checkpoints, done, self.drafter, self.optimizer, settings, part.keep, drawn, self.group, self.stepper.sharded)
         self.saved = done
 
