@@ -127,3 +127,9 @@ def test_of_several_failed_workers_the_cause_is_told() -> None:
     error = Exception("x")
     error.worker_failures = {0: ValueError("train: rank 0 has lost the others (gone)"), 1: ValueError("p3: damaged\n")}  # type: ignore[attr-defined]
     assert ray_train.why(error) == "rank 1: p3: damaged"
+
+
+def test_workers_without_room_are_told_in_a_short_line() -> None:
+    error = Exception("x")
+    error.controller_failure = RuntimeError("The startup timed out after 10.0 seconds waiting for 3 workers. Potential causes include: (1) none")  # type: ignore[attr-defined]
+    assert ray_train.why(error) == "The startup timed out after 10.0 seconds waiting for 3 workers"

@@ -19,6 +19,7 @@ from specgraft.train.parallel.group import Refused, backend
 from specgraft.train.parallel.stop import FILE
 
 Result = TypeVar("Result")
+START = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"  # Ray Train's own, of the environment
 
 
 def on_workers(config: RunConfig, root: Path, workers: int, work: Callable[[], Result]) -> Result:
@@ -29,6 +30,7 @@ def on_workers(config: RunConfig, root: Path, workers: int, work: Callable[[], R
     Raises ValueError, in one line, for what a rank refuses, and where one dies; Stopped where they were asked to stop.
     """
     trainer, train = modules()
+    os.environ.setdefault(START, str(config.train.timeout))
     owns = cluster.connect(config.stream, float(workers), config.run.device != "cpu")
     ray, scratch = cluster.ray(), root.resolve() / ".ray-train"
     try:
@@ -42,6 +44,7 @@ def on_workers(config: RunConfig, root: Path, workers: int, work: Callable[[], R
             scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=gpus, resources_per_worker={"CPU": 1, **({"GPU": 1} if gpus else {})}),
             run_config=train.RunConfig(
                 name="train", storage_path=str(scratch), worker_runtime_env={"env_vars": variables},
+                failure_config=train.FailureConfig(controller_failure_limit=0),  # else workers that find no room are waited for without end
                 logging_config=train.LoggingConfig(log_level="ERROR"),
             ),
         )  # fmt: skip
@@ -86,7 +89,9 @@ def told(folder: str, said: Path, work: Callable[[], Any]) -> tuple[str, Any, in
 
 def why(error: Any) -> str:
     """In one line, of Ray Train's report: the first worker's error that is no consequence of another's."""
-    failures = getattr(error, "worker_failures", None) or {0: getattr(error, "controller_failure", error)}
+    failures = getattr(error, "worker_failures", None)
+    if not failures:  # no worker has begun
+        return cluster.one_line(getattr(error, "controller_failure", error)).partition(" Potential causes")[0].rstrip(".")
     lines = {rank: cluster.one_line(failure) for rank, failure in sorted(failures.items())}
     rank = next((rank for rank, line in lines.items() if "has lost the others" not in line), min(lines))
     return f"rank {rank}: {lines[rank]}"
