@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -178,13 +178,9 @@ class Loop:
     def step(self, step: int, ahead: Ahead) -> None:
         part, done = self.config.train, step + 1
         began, activity = time.monotonic(), Activity(self.device)
-        try:
+        with self.saving(step, ahead):
             turn = ahead.take(step)
             outcome = gradients(self.stepper, self.task, turn.batches, step, self.device, turn.drawn)
-        except ValueError as error:  # no more rows or scores come, and what is learnt shall not be lost
-            if step > self.saved and (self.group.size == 1 or isinstance(error, Refused)):  # Refused: on all ranks
-                self.save(step, ahead)
-            raise
         norm = self.optimizer.step(step)
         waited, sampled = ahead.spent()
         seconds = time.monotonic() - began - waited
@@ -196,17 +192,28 @@ class Loop:
         row |= pace(sum(turn.share.lengths), seconds, waited, self.device, step - turn.at) | self.begun.source.facts()
         self.tell(kind="train", step=done, lr=learning_rate(step, part), grad_norm=norm, seconds=seconds, **row)
         last, stopped = done == part.steps, self.group.any(self.stop.asked)
+        if done % part.validate_every == 0 or last:  # before it is saved: a run that goes on from there has the row
+            with self.saving(done, ahead):
+                self.validate(done)
         if done % part.checkpoint_every == 0 or last or stopped:
             self.save(done, ahead)
             if part.decode_prompts and not stopped:
                 self.decode(done)
-        if done % part.validate_every == 0 or last:
-            self.validate(done)
         if self.bar is not None:
             self.bar.at(done, f"loss {row['loss']:.3f}")
         if stopped and not last:
             say(f"train: stopped behind step {done}, which is saved; the same command goes on from here")
             raise Stopped
+
+    @contextmanager
+    def saving(self, done: int, ahead: Ahead) -> Iterator[None]:
+        """Where no more rows or scores come, what was learnt in `done` steps is not lost."""
+        try:
+            yield
+        except ValueError as error:
+            if done > self.saved and (self.group.size == 1 or isinstance(error, Refused)):  # Refused: on all ranks
+                self.save(done, ahead)
+            raise
 
     def batches(self, share: Share) -> list[Batch]:
         """The micro-batches of this rank, as many as every rank has."""
