@@ -138,6 +138,7 @@ class Crew:
         self.remote = self.ray.remote(cluster.Host)
         self.mark = mark or new_mark()
         self.node = self.ray.get_runtime_context().get_node_id()
+        say(f"stream: {part.producers} {'producer loads' if part.producers == 1 else 'producers load'} the target ({part.address or 'this machine'})")
         self.members = [Member(self, index) for index in range(part.producers)]
         self._turns = count()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specgraft.config import RunConfig
-from specgraft.log import console
+from specgraft.log import console, say
 from specgraft.stream import cluster
 from specgraft.train.parallel.group import Refused, backend
 from specgraft.train.parallel.stop import FILE
@@ -36,6 +36,7 @@ def on_workers(config: RunConfig, root: Path, workers: int, work: Callable[[], R
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
+        say(f"train: {workers} {'worker' if workers == 1 else 'workers'} of Ray Train start")
         gpus = config.run.device != "cpu" and ray.cluster_resources().get("GPU", 0) >= workers
         variables = {FILE: str(scratch / "stop"), **({"GLOO_SOCKET_IFNAME": "lo"} if owns else {})}
         fit = trainer.TorchTrainer(
