@@ -381,7 +381,7 @@ class StreamSection(Section):
     timeout: float = Field(300.0, gt=0, description="seconds for one answer of a producer; then it counts as dead")
     retries: int = Field(2, ge=0, description="restarts of a producer that died, and tries of a row after its first; then the run stops")
     bad_rows: Literal["stop", "skip"] = Field("stop", description="a row whose states are broken, or whose shard is damaged: stop, or leave it out and count it (1 % at most)")
-    staleness: int = Field(0, ge=0, description="branches: steps by which the drafter that draws them lags behind; the target scores them meanwhile, and their states wait on the trainer's device")
+    staleness: int = Field(0, ge=0, description="branches: steps by which the drafter that draws them lags behind; the target scores them meanwhile; batches and states of so many steps more wait on the trainer's device")
 
 
 class EvaluateSection(Section):
