@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import specgraft
 from specgraft.config import StreamSection, load_config
-from specgraft.log import console, read_metrics
+from specgraft.log import read_metrics, say
 from specgraft.run import Session
 from specgraft.stream import cluster
 from specgraft.train.checkpoint import checkpoints
@@ -101,14 +101,7 @@ def test_a_worker_is_asked_to_stop_by_a_file(monkeypatch: pytest.MonkeyPatch, tm
     assert stop.asked
 
 
-@pytest.fixture
-def own_console() -> Iterator[None]:
-    before = console.file
-    yield
-    console.file = before
-
-
-def test_what_ends_a_worker_travels_as_its_line_and_exit_code(tmp_path: Path, own_console: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_a_worker_travels_as_its_line_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def raises(error: BaseException) -> Callable[[], None]:
@@ -120,7 +113,10 @@ def test_what_ends_a_worker_travels_as_its_line_and_exit_code(tmp_path: Path, ow
     refused = ray_train.Refused("a shard is damaged", 3)
     assert ray_train.told(str(tmp_path), tmp_path / "said", raises(refused)) == ("refused", "a shard is damaged", 3)
     assert ray_train.told(str(tmp_path), tmp_path / "said", raises(SystemExit(0))) == ("exit", None, 0)
-    assert ray_train.told(str(tmp_path), tmp_path / "said", lambda: 5) == ("done", 5, 0)
+    assert ray_train.told(str(tmp_path), tmp_path / "said", lambda: say("seen")) == ("done", None, 0)
+    assert (tmp_path / "said").read_text() == "seen\n"
+    say("here again")
+    assert capsys.readouterr().err == "here again\n"
 
 
 def test_of_several_failed_workers_the_cause_is_told() -> None:

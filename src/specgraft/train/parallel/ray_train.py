@@ -79,13 +79,16 @@ def modules() -> tuple[Any, Any]:
 def told(folder: str, said: Path, work: Callable[[], Any]) -> tuple[str, Any, int]:
     """On a worker: what `work` gives, or what ended it, so that a line and its exit code travel as they are."""
     os.chdir(folder)
-    with said.open("a", encoding="utf-8") as console.file:
+    with said.open("a", encoding="utf-8") as handle:
+        console.file = handle
         try:
             return "done", work(), 0
         except Refused as error:  # all of them do
             return "refused", str(error), error.exit_code
         except SystemExit as error:
             return "exit", None, int(error.code or 0)
+        finally:
+            console.file = None  # type: ignore[assignment]  # stderr, whatever that is then
 
 
 def why(error: Any) -> str:
