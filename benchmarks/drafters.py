@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from compared import accepted, borrowed, run
-from specgraft.config import RunConfig, load_config, parse_override, validate
+from specgraft.config import RunConfig
 from specgraft.evaluate.stage import held_out, load_pair
 from specgraft.run import Session
 from specgraft.run_dir import RunDir, read_json, write_json
+from specgraft.run_file import load_config, parse_override, validate
 from specgraft.train.checkpoint import latest
 from specgraft.train.stage import train
 

@@ -20,12 +20,12 @@ import torch
 from compared import run
 from onpolicy import COLUMNS, Base, interval, judge_of, measured, with_settings
 from specgraft.capture.stage import capture
-from specgraft.config import load_config
 from specgraft.drafters.store import load_drafter
 from specgraft.plan.storage import size_text
 from specgraft.records import Conversation
 from specgraft.run import Session
 from specgraft.run_dir import RunDir, read_json
+from specgraft.run_file import load_config
 from specgraft.stream.shards import MANIFEST
 from specgraft.train.checkpoint import latest
 from specgraft.train.stage import train

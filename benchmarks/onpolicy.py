@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from compared import accepted, borrowed, features, prepare, run
-from specgraft.config import RunConfig, load_config, parse_override, validate
+from specgraft.config import RunConfig
 from specgraft.decode.pair import pair
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.precision import at_precision
@@ -38,6 +38,7 @@ from specgraft.evaluate.stage import held_out, prompt_of
 from specgraft.log import Metrics
 from specgraft.run import Session
 from specgraft.run_dir import read_json, write_json
+from specgraft.run_file import load_config, parse_override, validate
 from specgraft.targets.load import digest, load_target
 from specgraft.targets.model import Target
 from specgraft.targets.sampling import Law

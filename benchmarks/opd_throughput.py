@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from compared import features, prepare, run
-from specgraft.config import RunConfig, load_config, validate
+from specgraft.config import RunConfig
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
 from specgraft.run import Session
+from specgraft.run_file import load_config, validate
 from specgraft.train.batch import step_batches
 from specgraft.train.optimizer import Optimizer
 from specgraft.train.setup import mask_token, new_drafter

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from specgraft.config import load_config
 from specgraft.distill.batch import Batch
 from specgraft.distill.objective import objective
 from specgraft.drafters.shared import Shared
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.stream.shards import ShardReader
 from specgraft.train.batch import step_batches
 from specgraft.train.setup import mask_token, new_drafter

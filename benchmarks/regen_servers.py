@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specgraft.config import RunConfig, read_arguments
+from specgraft.config import RunConfig
 from specgraft.engines.client import Ask, Pool, Reply
 from specgraft.engines.process import free_port
 from specgraft.engines.serve import Serving
+from specgraft.run_file import read_arguments
 from specgraft.targets.text import load_text, resolve
 
 TIE = 1e-3  # logits; float32 sums in another order move them by about 1e-5 on the embedded target

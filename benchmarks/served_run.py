@@ -22,10 +22,11 @@ from typing import Any
 from onpolicy import with_settings
 from specgraft.capture.feed import opened
 from specgraft.check.gates import recorded
-from specgraft.config import RunConfig, load_config
+from specgraft.config import RunConfig
 from specgraft.log import read_metrics
 from specgraft.records import Conversation
 from specgraft.run import Session, prepare
+from specgraft.run_file import load_config
 from specgraft.train.checkpoint import checkpoints
 from specgraft.train.stage import train
 

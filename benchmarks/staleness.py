@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from compared import borrowed, run
-from specgraft.config import read_arguments, validate
 from specgraft.log import read_metrics
 from specgraft.run import Session
+from specgraft.run_file import read_arguments, validate
 
 PARTS = ("seconds", "sample_seconds", "score_seconds", "learn_seconds", "stall_seconds")
 

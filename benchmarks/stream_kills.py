@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from specgraft.config import read_arguments
 from specgraft.log import read_metrics
 from specgraft.run_dir import RunDir
+from specgraft.run_file import read_arguments
 from specgraft.stream.cluster import ON_LOOPBACK
 from specgraft.train.checkpoint import checkpoints
 

@@ -64,7 +64,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 def answered(make_run_file: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run file and a run that has answers."""
     folder = tmp_path_factory.mktemp("answered")
-    from specgraft.config import load_config
+    from specgraft.run_file import load_config
 
     Session(load_config(make_run_file(folder))).regen()
     return folder

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import specgraft
-from specgraft.config import RunConfig, load_config, parse_override, validate
+from specgraft.config import RunConfig
+from specgraft.run_file import load_config, parse_override, validate
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUN_FILES = [*sorted((REPOSITORY / "recipes").glob("*.toml")), Path(specgraft.__file__).parent / "pilot" / "pilot.toml"]

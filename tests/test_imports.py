@@ -14,7 +14,7 @@ import pytest
 import specgraft
 
 ROOT = Path(specgraft.__file__).parent
-NOUNS = {"records", "config", "log", "run_dir"}  # may be imported by every folder
+NOUNS = {"records", "config", "run_file", "log", "run_dir"}  # may be imported by every folder
 ENTRY = {"cli", "run", "__init__", "__main__"}
 ANYTHING = None
 MAY_IMPORT: dict[str, set[str] | None] = {

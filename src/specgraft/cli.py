@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from specgraft import __version__
-from specgraft.config import read_arguments
 from specgraft.log import say
 from specgraft.plan.cli import app as plan_app
 from specgraft.regen.cli import app as data_app
+from specgraft.run_file import read_arguments
 
 app = typer.Typer(
     help="Makes a frozen LLM decode faster: a drafter trained on the target's own tokens and hidden states.",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specgraft.config import load_config
 from specgraft.run import Session
 from specgraft.run_dir import read_json
+from specgraft.run_file import load_config
 
 
 @pytest.mark.parametrize("dtype", ["target", "fp8"])

@@ -24,10 +24,11 @@ from specgraft.capture.forward import capture_batch
 from specgraft.capture.served import ServedStates, sweep
 from specgraft.capture.stage import capture, feature_header
 from specgraft.check.gates import recorded
-from specgraft.config import RunConfig, load_config
+from specgraft.config import RunConfig
 from specgraft.records import Conversation, Features, ids_digest
 from specgraft.run import Session
 from specgraft.run_dir import RunDir, read_json
+from specgraft.run_file import load_config
 from specgraft.stream.shards import ShardReader
 
 TAPS = [0, 2]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specgraft.config import load_config
 from specgraft.drafters.shared import Shared
 from specgraft.records import Features
+from specgraft.run_file import load_config
 from specgraft.targets.model import Target
 from specgraft.train.batch import collate, step_generator
 from specgraft.train.tasks import task_of

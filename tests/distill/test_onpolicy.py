@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from branches_by_hand import KINDS, AloneScorer, Branch, answers_batch, branches_of, loss_of_branches
 from by_hand import F64, divergences, randomised, same_gradients
-from specgraft.config import DistillSection, validate
+from specgraft.config import DistillSection
 from specgraft.distill import objective, ranks
 from specgraft.distill import onpolicy as module
 from specgraft.distill.anchors import Anchors
@@ -32,6 +32,7 @@ from specgraft.drafters.shared import Shared
 from specgraft.drafters.walk import walk
 from specgraft.ops.sampling import Law
 from specgraft.records import TargetScores
+from specgraft.run_file import validate
 from specgraft.train.stage import summary
 
 VOCAB, G, ENDS = 20, 3, (4, 7)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specgraft.config import PRESETS, DistillSection, validate
+from specgraft.config import PRESETS, DistillSection
 from specgraft.distill.weights import decay_weights, dpace_weights, end_to_end_blocks, end_to_end_weights, survival
+from specgraft.run_file import validate
 
 F64 = torch.float64
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specgraft.capture.forward import capture_batch
-from specgraft.config import DistillSection, RunConfig, validate
+from specgraft.config import DistillSection, RunConfig
 from specgraft.decode.loop import Request, decode, uniform_count
 from specgraft.decode.pair import pair
 from specgraft.distill.objective import objective
@@ -24,6 +24,7 @@ from specgraft.evaluate.metrics import accept_length_pooled
 from specgraft.evaluate.predicted import pooled, predict
 from specgraft.ops.sampling import Law, uniforms
 from specgraft.records import Conversation, ids_digest
+from specgraft.run_file import validate
 from specgraft.targets.generate import Request as PlainRequest
 from specgraft.targets.generate import generate
 from specgraft.train.batch import collate

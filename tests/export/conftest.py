@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from specgraft.config import RunConfig, validate
+from specgraft.config import RunConfig
 from specgraft.drafters.config import DrafterConfig
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.registry import build
 from specgraft.drafters.store import save_drafter
 from specgraft.run_dir import RunDir, write_json
+from specgraft.run_file import validate
 
 SHAPE: dict[str, Any] = {
     "kind": "dspark", "draft_tokens": 5, "layers": 2, "hidden_size": 64, "vocab_size": 272, "heads": 4, "kv_heads": 2,

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from specgraft.check.gates import NAMES, GateError
-from specgraft.config import load_config
 from specgraft.pilot import stage
 from specgraft.pilot.stage import pilot
 from specgraft.records import Features
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.stream.shards import ShardReader
 
 KEYS = {

@@ -11,11 +11,12 @@ import torch
 
 from specgraft.capture.forward import capture_batch
 from specgraft.check.tap_identity import tap_identity
-from specgraft.config import RunConfig, load_config
+from specgraft.config import RunConfig
 from specgraft.pilot.stage import pilot
 from specgraft.pilot.tiny import LAYERS, tiny
 from specgraft.records import Conversation, Features
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.targets.load import load_target
 
 pytest.importorskip("transformers.models.kimi_linear", reason="this transformers has no kimi_linear")

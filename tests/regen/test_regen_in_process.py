@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from engine_stub import StubServer
-from specgraft.config import RunConfig, load_config
+from specgraft.config import RunConfig
 from specgraft.evaluate.stage import held_out, prompt_of
 from specgraft.records import read_conversations
 from specgraft.regen import stage
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.targets.generate import Request, generate
 
 

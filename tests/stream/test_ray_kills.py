@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specgraft.config import load_config
 from specgraft.run import Session
+from specgraft.run_file import load_config
 
 pytestmark = pytest.mark.ray
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "stream_kills.py"

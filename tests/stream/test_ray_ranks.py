@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import specgraft
-from specgraft.config import StreamSection, load_config
+from specgraft.config import StreamSection
 from specgraft.log import read_metrics, say
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.stream import cluster
 from specgraft.train.checkpoint import checkpoints
 from specgraft.train.parallel import ray_train

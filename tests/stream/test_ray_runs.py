@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from specgraft.config import load_config
 from specgraft.log import read_metrics
 from specgraft.run import Session
 from specgraft.run_dir import read_json
+from specgraft.run_file import load_config
 from specgraft.train.checkpoint import checkpoints
 
 pytestmark = pytest.mark.ray

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from specgraft.capture.stage import capture, feature_header
-from specgraft.config import RunConfig, load_config
+from specgraft.config import RunConfig
 from specgraft.records import Conversation, ids_digest
 from specgraft.run import Session
 from specgraft.run_dir import RunDir
+from specgraft.run_file import load_config
 from specgraft.targets.model import Target
 from specgraft.train.checkpoint import checkpoints
 from specgraft.train.stage import train

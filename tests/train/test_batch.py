@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from specgraft.config import DistillSection, load_config
+from specgraft.config import DistillSection
 from specgraft.distill.batch import Batch
 from specgraft.distill.objective import objective
 from specgraft.drafters.shared import Shared
 from specgraft.records import Features
+from specgraft.run_file import load_config
 from specgraft.stream.shards import ShardReader
 from specgraft.train.batch import collate, step_batches
 from specgraft.train.packing import pack

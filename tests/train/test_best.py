@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from specgraft.config import TrainSection, load_config
+from specgraft.config import TrainSection
 from specgraft.drafters.drafter import Drafter
 from specgraft.log import read_metrics
 from specgraft.run_dir import RunDir
+from specgraft.run_file import load_config
 from specgraft.train import stage
 from specgraft.train.checkpoint import best_of, checkpoints, decoded, named, save
 from specgraft.train.decoding import forget, remember

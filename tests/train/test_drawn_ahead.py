@@ -43,7 +43,7 @@ def marked(share: Share, kept: list[int]) -> ahead.Turn:
     for micro, row, here, there in share.blocks(kept):
         numbers[micro][row, here] = torch.arange(there.start, there.stop)
     drawn = [Drawn((each[..., None, None] * 10 + torch.tensor([[0] * 3, [1] * 3])).flatten(1, 2)) for each in numbers]
-    return ahead.Turn(0, 0, share, batches, drawn)
+    return ahead.Turn(0, share, batches, drawn)
 
 
 @pytest.mark.parametrize("row_tokens", [0, 40])

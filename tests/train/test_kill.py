@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 import specgraft
-from specgraft.config import load_config
 from specgraft.log import read_metrics
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.train.checkpoint import checkpoints
 from specgraft.train.told import MEASURED
 

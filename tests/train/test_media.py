@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from specgraft.config import load_config
 from specgraft.log import read_metrics
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.train.checkpoint import checkpoints
 
 OVERRIDES = ["capture.batch_tokens=1", "train.steps=50", "train.checkpoint_every=50", "train.validate_every=25", "train.rows=2", "train.anchors=2"]

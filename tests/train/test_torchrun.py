@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import specgraft
-from specgraft.config import load_config
 from specgraft.log import read_metrics
 from specgraft.run import Session
+from specgraft.run_file import load_config
 from specgraft.train.checkpoint import checkpoints
 
 OVERRIDES = ["train.steps=24", "train.checkpoint_every=4", "train.validate_every=24", "train.accumulate=2", "train.timeout=60"]

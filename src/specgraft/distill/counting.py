@@ -20,11 +20,10 @@ from specgraft.distill.batch import Batch, Blocks, supervised
 from specgraft.distill.branches import Drawn, branch_mask
 from specgraft.distill.draft_opd import round_denominators, rows_of, timed_rounds, weights_of, without_answer
 from specgraft.distill.objective import forward, taught_blocks
-from specgraft.distill.onpolicy import Clock, draw
+from specgraft.distill.onpolicy import Clock, draw, slot_weights
 from specgraft.distill.parts import block_parts, slot_inputs
 from specgraft.distill.rollouts import Rollouts
 from specgraft.distill.selector import OVERLAP, by_law, candidates_of
-from specgraft.distill.weights import decay_weights
 from specgraft.drafters.drafter import Drafter
 from specgraft.drafters.shared import Shared
 from specgraft.ops.vocab_loss.chunked import weighted_losses
@@ -98,9 +97,8 @@ def count_branches(
     """For `onpolicy` with the same arguments: draws the branches, as their end tokens say which slots there are."""
     clock = Clock(batch.last.device)
     drawn = drawn or Drawn(draw(drafter, shared, batch, options, compute, generator))
-    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(batch.last.device, torch.promote_types(compute, torch.float32))
     mask = branch_mask(batch, drawn.tokens, options.branches_per_anchor, end_ids)
-    found = of_masks(mask, decay, options.weights(drafter.config.kind))
+    found = of_masks(mask, slot_weights(drafter, batch, options, compute), options.weights(drafter.config.kind))
     clock.lap("sample")
     return Counted(found, drawn, seconds=clock.seconds)
 

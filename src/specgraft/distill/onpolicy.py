@@ -52,8 +52,7 @@ def onpolicy(
     nodes = scored(batch, drawn.tokens, options, score) if drawn.nodes is None else drawn.nodes()
     clock.lap("score")
     blocks = branch_blocks(batch, drawn.tokens, nodes, many, end_ids)
-    decay = decay_weights(drafter.config.draft_tokens, options.decay).to(batch.last.device, torch.promote_types(compute, torch.float32))
-    outcome = learn(drafter, shared, blocks, hidden, decay, options, compute, own=True, known=known)
+    outcome = learn(drafter, shared, blocks, hidden, slot_weights(drafter, batch, options, compute), options, compute, own=True, known=known)
     clock.lap("learn")
     return replace(outcome, seconds=clock.seconds)
 
@@ -66,6 +65,11 @@ def draw(
     many = options.branches_per_anchor
     hidden = forward(drafter, shared, batch, compute).repeat_interleave(many, 1)
     return grow(drafter, shared, batch, hidden, many, options.branch_temperature, options.chunk_rows, compute, generator)
+
+
+def slot_weights(drafter: Drafter, batch: Batch, options: DistillSection, compute: torch.dtype) -> torch.Tensor:
+    """[G] fixed weights of the slots of a branch; whole precision also where products have half."""
+    return decay_weights(drafter.config.draft_tokens, options.decay).to(batch.last.device, torch.promote_types(compute, torch.float32))
 
 
 def scored(batch: Batch, tokens: torch.Tensor, options: DistillSection, score: Scorer) -> torch.Tensor:

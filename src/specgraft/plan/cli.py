@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specgraft.config import read_arguments
 from specgraft.log import say
 from specgraft.plan.breakeven import Choice, choices, plain_step_ms
 from specgraft.plan.budget import Budget, Line
@@ -21,6 +20,7 @@ from specgraft.plan.storage import SHARD_TOKENS, of_run, size_text, storage
 from specgraft.plan.table import Row, breakeven_table
 from specgraft.plan.units import given, over, units_of
 from specgraft.run_dir import write_json
+from specgraft.run_file import read_arguments
 
 app = typer.Typer(
     help="Before spending GPUs: does a drafter pay, what do its features weigh, and what does a run take?", no_args_is_help=True

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraft.config import RunConfig, read_arguments
+from specgraft.config import RunConfig
 from specgraft.log import say
 from specgraft.records import Conversation, Prompt, read_conversations
 from specgraft.regen.show import Piece, headline, pieces, print_parts
 from specgraft.regen.stats import read_refused, stats, stats_lines
 from specgraft.run_dir import RunDir, write_json
+from specgraft.run_file import read_arguments
 
 app = typer.Typer(help="The run's text: what a mix will hold, conversations with their masks, counts.", no_args_is_help=True)
 

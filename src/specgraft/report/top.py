@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from specgraft.config import load_config
 from specgraft.log import read_metrics
 from specgraft.run_dir import RunDir, read_json
+from specgraft.run_file import load_config
 
 OVER = 20  # steps that a rate is a mean of
 

@@ -30,7 +30,6 @@ from specgraft.train.tasks import Task
 class Turn:
     """One step of this rank. Filled by `Ahead.take`."""
 
-    step: int
     at: int  # the step whose weights drew for it
     share: Share
     batches: list[Batch]
@@ -54,7 +53,7 @@ class Ahead:
 
     def take(self, step: int) -> Turn:
         """The turn of `step`; draws, with the weights as they are, for the step that is `lag` behind it."""
-        while self.turns and self.turns[0].step < step:  # not before: a step that fails is still to be made
+        while self.turns and self.turns[0].share.step < step:  # not before: a step that fails is still to be made
             self.turns.popleft()
         while len(self.turns) <= self.lag and self.next < self.stop:
             self.turns.append(self.begun(self.next, step))
@@ -67,11 +66,11 @@ class Ahead:
         batches = self.batches(share)
         self.waited += time.monotonic() - began
         if not self.lag:
-            return Turn(number, number, share, batches, None)
+            return Turn(number, share, batches, None)
         began = time.monotonic()
         at, drawn = self.drawn(number, now, share, [batch.to(self.device) for batch in batches])
         self.sampled += time.monotonic() - began
-        return Turn(number, at, share, batches, drawn)
+        return Turn(at, share, batches, drawn)
 
     def drawn(self, number: int, now: int, share: Share, batches: list[Batch]) -> tuple[int, list[Drawn]]:
         draw, score = self.task.draw, self.task.score
@@ -90,7 +89,7 @@ class Ahead:
 
     def stored(self, done: int) -> dict[str, torch.Tensor]:
         """What is drawn for steps from `done` on, for a checkpoint: branches [A, K, W] int32 by `step:step whose weights drew`. Every rank must ask."""
-        return {f"{turn.step}:{turn.at}": gathered(turn) for turn in self.turns if turn.drawn is not None and turn.step >= done}
+        return {f"{turn.share.step}:{turn.at}": gathered(turn) for turn in self.turns if turn.drawn is not None and turn.share.step >= done}
 
     def __enter__(self) -> Ahead:
         return self
